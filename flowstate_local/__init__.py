@@ -1,0 +1,1 @@
+"""An LLM agent whose execution state is its memory, on your own machine."""

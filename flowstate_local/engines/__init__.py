@@ -1,0 +1,1 @@
+"""Engines: one model each, behind the Protocol in `base`."""

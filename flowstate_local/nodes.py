@@ -1,0 +1,110 @@
+"""What memory is made of: ids, refs, nodes, index lines. Pure values that know no store and no model."""
+
+import re
+from typing import Annotated, Literal, NewType
+
+from pydantic import BaseModel, ConfigDict, Field
+
+NodeId = NewType("NodeId", str)
+EvidenceId = NewType("EvidenceId", str)
+RequestId = NewType("RequestId", str)
+
+NODE_ID = re.compile(r"^(?![rst][0-9]+$)[a-z][a-z0-9_]{0,31}$")
+"""A node id. `t12` (raw tool results), `r3` (requests) and `s2` (spans of requests) are spoken for."""
+EVIDENCE_ID = re.compile(r"^t[1-9][0-9]*$")
+REQUEST_ID = re.compile(r"^r[1-9][0-9]*$")
+
+NodeType = Literal["preference", "knowledge", "attribute", "judgement", "artifact"]
+"""By source and role (paper, table 6 as far as public): preference = what the user wants; knowledge = what a
+tool showed; attribute = a property of an entity; judgement = assessment, decision, plan or risk; artifact =
+a reusable product."""
+
+ID_LETTER: dict[NodeType, str] = {
+    "preference": "p",
+    "knowledge": "k",
+    "attribute": "a",
+    "judgement": "j",
+    "artifact": "x",
+}
+"""First letter of the ids that the runtime proposes for each type."""
+
+Relation = Literal["supports", "derives", "follows", "supersedes"]
+"""Direction: from the node being written to an older one. The paper does not publish the meanings; ours:
+supports = the target is a reason for this node; derives = this node was computed or concluded from the
+target; follows = this node comes after the target in a plan; supersedes = this node replaces the target."""
+
+Text = Annotated[str, Field(max_length=100_000)]
+
+
+class Frozen(BaseModel):
+    """Base of all value types: immutable, and closed to keys it doesn't know."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+
+class Ref(Frozen):
+    """A directed edge from the node that holds it to an older node."""
+
+    relation: Relation
+    target: NodeId
+
+
+class Slot(Frozen):
+    """A key attribute that the index line carries, such as price = 200."""
+
+    name: Annotated[str, Field(min_length=1, max_length=64)]
+    value: Annotated[str, Field(max_length=256)]
+
+
+class Node(Frozen):
+    """One unit of execution state. Persisted nodes never change; a correction is a new node that supersedes."""
+
+    id: NodeId
+    """Unique in its space, never reused, not even after erasure."""
+    type: NodeType
+    summary: Annotated[str, Field(min_length=1, max_length=1_000)]
+    """One line; all that the index shows."""
+    content: Text = ""
+    slots: tuple[Slot, ...] = ()
+    refs: tuple[Ref, ...] = ()
+    evidence: tuple[EvidenceId, ...] = ()
+    """Raw tool results this node rests on."""
+    request: RequestId
+    """The request that wrote it."""
+    step: int
+    """The step of that request, counted from 1."""
+    created_at: float
+    """Seconds since the epoch, UTC."""
+    valid_until: str | None = None
+    """ISO date after which the node should not be trusted, if it said so."""
+    confidence: Annotated[float, Field(ge=0, le=1)] | None = None
+    schema_version: int = 1
+
+
+class IndexLine(Frozen):
+    """What the index shows of one persisted node."""
+
+    id: NodeId
+    type: NodeType
+    summary: str
+    slots: tuple[Slot, ...] = ()
+    supersedes: tuple[NodeId, ...] = ()
+    request: RequestId
+
+    @classmethod
+    def of(cls, node: Node) -> "IndexLine":
+        """The line of `node`; contents, refs and evidence stay behind it until it's opened."""
+        replaced = tuple(r.target for r in node.refs if r.relation == "supersedes")
+        return cls(
+            id=node.id,
+            type=node.type,
+            summary=node.summary,
+            slots=node.slots,
+            supersedes=replaced,
+            request=node.request,
+        )
+
+
+def request_number(request: RequestId) -> int:
+    """`r17` -> 17."""
+    return int(request[1:])

@@ -1,0 +1,1 @@
+"""Stores: repositories of many spaces, behind the Protocol in `base`."""

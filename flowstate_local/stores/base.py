@@ -1,0 +1,137 @@
+"""The seam to disk: a Protocol, and the values that cross it. No store logic here.
+
+A store holds many spaces. In each: the event log (the truth), the persisted nodes and index lines (views of
+it, so that reading doesn't fold the whole log), evidence records, and content-addressed raw results.
+"""
+
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from flowstate_local.errors import BadSpaceName
+from flowstate_local.events import Event
+from flowstate_local.nodes import Node, RequestId
+from flowstate_local.repository import EvidenceRecord, Reader, RequestRecord
+
+MAX_SPACE_BYTES = 200
+
+
+def check_space_name(name: str) -> str:
+    """Return `name` if every store accepts it.
+
+    Raises:
+        BadSpaceName: empty, over 200 bytes of UTF-8, not UTF-8, or with '/', NUL or a control character.
+    """
+    try:
+        size_bytes = len(name.encode())
+    except UnicodeEncodeError:
+        raise BadSpaceName(f"space name {name!r} is not valid Unicode") from None
+    if not 0 < size_bytes <= MAX_SPACE_BYTES:
+        raise BadSpaceName(f"space name has {size_bytes} bytes; 1 to {MAX_SPACE_BYTES} are allowed")
+    for character in name:
+        if character == "/" or ord(character) < 32 or ord(character) == 127:
+            raise BadSpaceName(f"space name {name!r} holds {character!r}")
+    return name
+
+
+def digest(raw: bytes) -> str:
+    """The key of a blob: SHA-256, hex."""
+    return hashlib.sha256(raw).hexdigest()
+
+
+@dataclass(frozen=True)
+class Head:
+    """Where a space stands. An unknown space has the default head."""
+
+    version: int = 0
+    """Number of persisted requests; writers name the version they saw."""
+    seq: int = 0
+    """Sequence number of the last event."""
+    nodes: int = 0
+    """Highest node number handed out so far (`j7` -> 7), whatever its letter; ids are never reused."""
+    evidence: int = 0
+    """Highest evidence number handed out so far."""
+    requests: int = 0
+    """Highest request number handed out so far."""
+    open_request: RequestId | None = None
+    """The request that was started and not finished, if any."""
+    index_floor: int = 0
+    """Requests up to this number are folded in the index (see `index.py`)."""
+
+
+@dataclass(frozen=True)
+class FinishedRequest:
+    """All that persisting a request writes, in one transaction."""
+
+    record: RequestRecord
+    """`last_seq` is ignored: the store sets it to the seq of the last of `events`."""
+    nodes: Sequence[Node]
+    evidence: Sequence[EvidenceRecord]
+    events: Sequence[Event]
+    """The last events of the request, RequestFinished at the end."""
+    index_floor: int
+    """New value of `Head.index_floor`."""
+
+
+@dataclass(frozen=True)
+class Fault:
+    """Something that verification found. `subject` names it: an id, a digest, "seq 12"."""
+
+    space: str
+    subject: str
+    problem: str
+
+
+class Store(Protocol):
+    """The repositories M of many spaces. Persisted nodes and events never change."""
+
+    def spaces(self) -> list[str]:
+        """Names of all spaces that hold at least one event, sorted."""
+
+    def head(self, space: str) -> Head:
+        """Where the space stands; the default head if it's unknown. Raises BadSpaceName."""
+
+    def reader(self, space: str) -> Reader:
+        """The read side of one space, always showing the newest committed state."""
+
+    def append(
+        self,
+        space: str,
+        events: Sequence[Event],
+        blobs: Mapping[str, bytes] | None = None,
+        *,
+        expected_seq: int,
+    ) -> Head:
+        """Append events (and raw results, by digest) durably, all or nothing, and return the new head.
+
+        RequestStarted sets `open_request` and raises `requests`; DeltaCommitted raises `nodes` to the highest
+        number in its added ids; ToolStarted raises `evidence`. An unknown space begins with its first event.
+
+        Raises:
+            ConflictError: the last event's seq isn't `expected_seq`; or RequestStarted while a request is open.
+            StoreFull: no room; nothing was written.
+        """
+
+    def persist(self, space: str, done: FinishedRequest, *, expected_version: int, expected_seq: int) -> Head:
+        """Write all of it or nothing: last events, nodes, index lines, evidence, record; version + 1.
+
+        Raises:
+            ConflictError: another writer was first, or a node id exists already.
+            StoreFull: no room; nothing was written.
+        """
+
+    def events(self, space: str, *, after: int = 0, upto: int | None = None) -> Iterator[Event]:
+        """Events with after < seq <= upto, in order. Raises CorruptValue, UnknownVersion (naming the seq)."""
+
+    def requests(self, space: str, *, first: int = 1, last: int | None = None) -> Iterator[RequestRecord]:
+        """Persisted requests with first <= number <= last, in order."""
+
+    def nodes(self, space: str) -> Iterator[Node]:
+        """All persisted nodes, by request and order kept."""
+
+    def verify(self, space: str) -> list[Fault]:
+        """Recompute every hash, resolve every ref and evidence id, check the log for gaps. [] means whole."""
+
+    def close(self) -> None:
+        """Release the files. Idempotent."""
