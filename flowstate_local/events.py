@@ -41,11 +41,9 @@ class RequestStarted(_Event):
 
 
 class StepStarted(_Event):
-    """A prompt was built and goes to the model."""
+    """The model is asked next; what came before is complete."""
 
     kind: Literal["StepStarted"] = "StepStarted"
-    prompt_digest: str = ""
-    """SHA-256 of the prompt's token ids, so that a replay can tell whether it saw the same."""
 
 
 class ModelReplied(_Event):
@@ -59,6 +57,8 @@ class ModelReplied(_Event):
     generated_tokens: int
     ttft_s: float = 0.0
     total_s: float = 0.0
+    prompt_digest: str = ""
+    """SHA-256 of the prompt's token ids, so that a replay can tell whether it saw the same."""
     fault: str = ""
     """Why nothing of it was committed: "cut_off", "empty", "unparsable"; "" if it was used."""
 
@@ -121,6 +121,8 @@ class ToolFinished(_Event):
     digest: str
     """SHA-256 (hex) of the raw result, the key of its blob."""
     size_bytes: int
+    size_chars: int = 0
+    """Length of the result read as text, so that its pages can be counted without reading it."""
     failure: ToolFailure | None = None
     duration_s: float = 0.0
 

@@ -9,10 +9,14 @@ NodeId = NewType("NodeId", str)
 EvidenceId = NewType("EvidenceId", str)
 RequestId = NewType("RequestId", str)
 
-NODE_ID = re.compile(r"^(?![rst][0-9]+$)[a-z][a-z0-9_]{0,31}$")
-"""A node id. `t12` (raw tool results), `r3` (requests) and `s2` (spans of requests) are spoken for."""
+NODE_ID = re.compile(r"^(?![rst][0-9]+(_[0-9]+)?$)[a-z][a-z0-9_]{0,31}$")
+"""A node id. `t12` (raw tool results), `r3` (requests) and `s1_10` (spans of requests) are spoken for."""
 EVIDENCE_ID = re.compile(r"^t[1-9][0-9]*$")
 REQUEST_ID = re.compile(r"^r[1-9][0-9]*$")
+PAGE_ID = re.compile(r"^(t[1-9][0-9]*)#([1-9][0-9]*)$")
+"""A page of a raw result: `t12#2`. `t12` alone is its first page."""
+SPAN_ID = re.compile(r"^s([1-9][0-9]*)_([1-9][0-9]*)$")
+"""A span of folded requests: `s1_10` is r1 to r10."""
 
 NodeType = Literal["preference", "knowledge", "attribute", "judgement", "artifact"]
 """By source and role (paper, table 6 as far as public): preference = what the user wants; knowledge = what a
@@ -108,3 +112,9 @@ class IndexLine(Frozen):
 def request_number(request: RequestId) -> int:
     """`r17` -> 17."""
     return int(request[1:])
+
+
+def node_number(node_id: str) -> int:
+    """`j7` -> 7; 0 for an id that isn't a letter and a number: a model's own `hotel_2024` hands out no number."""
+    numbered = re.fullmatch(r"[a-z]([0-9]+)", node_id)
+    return int(numbered[1]) if numbered else 0

@@ -14,6 +14,7 @@ class EvidenceRecord(Frozen):
     id: EvidenceId
     digest: str
     size_bytes: int
+    size_chars: int = 0
     tool: str
     request: RequestId
     step: int

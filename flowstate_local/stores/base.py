@@ -56,6 +56,8 @@ class Head:
     """Highest request number handed out so far."""
     open_request: RequestId | None = None
     """The request that was started and not finished, if any."""
+    open_seq: int = 0
+    """Sequence number of its RequestStarted; 0 if there is none."""
     index_floor: int = 0
     """Requests up to this number are folded in the index (see `index.py`)."""
 

@@ -1,0 +1,207 @@
+"""Serialize: the prompt of one step as token ids, append-only up to the observation.
+
+    system  [1] rules and examples   [2] tools                            static
+    user    [3] index                [4] request                          fixed within the request
+            [5] state log                                                 grows at its end
+            [7] observation                                               replaced every step
+
+Each segment is encoded once, alone, and kept as ids; a prompt is their concatenation. So the ids of step t up to the
+end of [5] are an exact prefix of the ids of step t+1, and the prefix cache serves them.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from flowstate_local import psa
+from flowstate_local.completion import Tokenizer
+from flowstate_local.events import Refusal
+from flowstate_local.index import Index, folded_line, node_line, request_line
+from flowstate_local.nodes import (
+    EVIDENCE_ID,
+    NODE_ID,
+    PAGE_ID,
+    REQUEST_ID,
+    EvidenceId,
+    IndexLine,
+    Node,
+    NodeId,
+    RequestId,
+)
+from flowstate_local.repository import Reader
+from flowstate_local.rules import EXAMPLES, RULES
+from flowstate_local.state import ActiveState, LogEntry, first_page
+
+
+@dataclass(frozen=True)
+class Observation:
+    """O: what the last step brought. `results` are ids of this request's tool results."""
+
+    results: tuple[EvidenceId, ...] = ()
+    refusals: tuple[Refusal, ...] = ()
+    notes: tuple[str, ...] = ()
+    """Words of the runtime, such as a cut-off output or the last step of the budget."""
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """A prompt as token ids, with the size of each of its segments."""
+
+    ids: list[int]
+    segments: dict[str, int]
+    """Tokens by segment: rules, tools, index, request, state, observation (template tokens beside their segment)."""
+    stable: int
+    """Tokens up to the end of the state log: an exact prefix of the next step's prompt."""
+
+
+@dataclass
+class Context:
+    """The segments of one request's prompts. `extend` encodes what is new; nothing is ever encoded twice."""
+
+    tokenizer: Tokenizer
+    reader: Reader
+    page_chars: int
+    heads: dict[str, list[int]] = field(default_factory=dict)
+    state_ids: list[int] = field(default_factory=list)
+    n_entries: int = 0
+
+    @classmethod
+    def open(
+        cls,
+        tokenizer: Tokenizer,
+        reader: Reader,
+        *,
+        tools: str,
+        index: Index,
+        text: str,
+        date: str | None,
+        page_chars: int,
+    ) -> "Context":
+        """Encode everything that stays fixed for one request."""
+        frame, encode = tokenizer.frame, tokenizer.encode
+        index_ids = encode("INDEX\n")
+        # Line by line: a line's ids must not depend on what is appended after it.
+        for line in index.lines:
+            index_ids = index_ids + encode(line + "\n")
+        if not index.lines:
+            index_ids = index_ids + encode("(empty)\n")
+        heads = {
+            "rules": tokenizer.encode_frame(frame.system_open) + encode(RULES + "\n" + EXAMPLES),
+            "tools": encode("\nTools\n" + tools),
+            "index": tokenizer.encode_frame(frame.user_open) + index_ids,
+            "request": encode(request_text(text, date)) + encode("STATE\n"),
+        }
+        return cls(tokenizer=tokenizer, reader=reader, page_chars=page_chars, heads=heads)
+
+    def extend(self, state: ActiveState) -> None:
+        """Encode the entries of the state log that are new."""
+        for entry in state.log[self.n_entries :]:
+            self.state_ids.extend(
+                self.tokenizer.encode(entry_text(entry, state, self.reader, self.page_chars))
+            )
+        self.n_entries = len(state.log)
+
+
+def serialize(context: Context, state: ActiveState, observation: Observation) -> Prompt:
+    """C = Serialize(q, O, G, S): the prompt of the step to come."""
+    context.extend(state)
+    tokenizer = context.tokenizer
+    text = observation_text(observation, state, context.reader, context.page_chars)
+    tail = tokenizer.encode(text) + tokenizer.encode_frame(tokenizer.frame.reply_open)
+    ids = [i for head in context.heads.values() for i in head]
+    ids.extend(context.state_ids)
+    stable = len(ids)
+    ids.extend(tail)
+    segments = {name: len(head) for name, head in context.heads.items()}
+    segments |= {"state": len(context.state_ids), "observation": len(tail)}
+    return Prompt(ids=ids, segments=segments, stable=stable)
+
+
+def request_text(text: str, date: str | None) -> str:
+    """Segment [4]. A date belongs here and nowhere before: it changes."""
+    return f"REQUEST{f' ({date})' if date else ''}\n{text.strip()}\n"
+
+
+def entry_text(entry: LogEntry, state: ActiveState, reader: Reader, page_chars: int) -> str:
+    """One entry of the state log, its lines ended."""
+    if isinstance(entry.subject, Node):
+        return f"{entry.kind} {node_text(entry.subject)}\n"
+    subject = entry.subject
+    if entry.kind == "opened":
+        return opened_text(subject, state, reader, page_chars)
+    if entry.kind == "called":
+        return f"{call_line(EvidenceId(subject), state)}\n"
+    return f"{entry.kind} {subject}\n"
+
+
+def opened_text(opened: str, state: ActiveState, reader: Reader, page_chars: int) -> str:
+    """What a disclosure shows: a whole node, a page of raw result, or the lines of what was folded."""
+    if EVIDENCE_ID.match(opened) or PAGE_ID.match(opened):
+        text, page, pages = psa.page_text(opened, state, reader, page_chars)
+        return f"opened {opened}{_page_note(opened, page, pages)}:\n{text.rstrip()}\n(end of {opened})\n"
+    if NODE_ID.match(opened):
+        node = reader.node(NodeId(opened))
+        return f"opened {node_text(node)}\n" if node else f"opened {opened}: erased\n"
+    if REQUEST_ID.match(opened):
+        record = reader.request(RequestId(opened))
+        head = request_line(record) if record else opened
+        lines = [node_line(line) for line in reader.lines(RequestId(opened))]
+        reply = f"\nreply: {record.message}" if record else ""
+        return "\n".join([f"opened {head}{reply}", *lines]) + "\n"
+    return (
+        "\n".join([f"opened {opened}:", *(folded_line(i, reader) for i in psa.inside(opened, reader))]) + "\n"
+    )
+
+
+def node_text(node: Node) -> str:
+    """A node with its content, refs as relation and id, and evidence ids; never a neighbour's text."""
+    text = node_line(IndexLine.of(node).model_copy(update={"supersedes": ()}))
+    if node.content:
+        text += f"\n{node.content}"
+    if node.refs:
+        text += "; refs: " + ", ".join(f"{ref.relation} {ref.target}" for ref in node.refs)
+    if node.evidence:
+        text += "; evidence: " + ", ".join(node.evidence)
+    if node.valid_until:
+        text += f"; valid until {node.valid_until}"
+    if node.confidence is not None:
+        text += f"; confidence {node.confidence:g}"
+    return text
+
+
+def call_line(evidence: EvidenceId, state: ActiveState) -> str:
+    """`t3 = find_trains(origin="Lisbon"): done`; the result itself is in the observation, or opened by its id."""
+    call, result = state.calls[evidence], state.results[evidence]
+    arguments = ", ".join(f"{name}={value!r}" for name, value in call.arguments.items())
+    if len(arguments) > 200:
+        arguments = arguments[:197] + "..."
+    outcome = f"failed ({result.failure.kind})" if result.failure else "done"
+    return f"called {evidence} {call.name}({arguments}): {outcome}"
+
+
+def observation_text(observation: Observation, state: ActiveState, reader: Reader, page_chars: int) -> str:
+    """Segment [7]."""
+    parts: list[str] = []
+    for evidence in observation.results:
+        text, page, pages = psa.page_text(evidence, state, reader, page_chars)
+        name = state.calls[evidence].name
+        parts.append(f"{evidence} {name}{_page_note(evidence, page, pages)}: {text.rstrip()}")
+    parts.extend(f"refused {refusal_text(refusal)}" for refusal in observation.refusals)
+    parts.extend(observation.notes)
+    return "OBSERVATION\n" + ("\n".join(parts) or "(none)") + "\n"
+
+
+def refusal_text(refusal: Refusal) -> str:
+    """One refusal as the model reads it."""
+    return f"{refusal.subject}: {refusal.rule}: {refusal.advice}"
+
+
+def _page_note(opened: str, page: int, pages: int) -> str:
+    if pages == 1:
+        return ""
+    more = f", open {first_page(opened)}#{page + 1} for the next" if page < pages else ""
+    return f" (page {page} of {pages}{more})"
+
+
+def count_tokens(tokenizer: Tokenizer, texts: Sequence[str]) -> int:
+    """Tokens of several segments, each encoded alone."""
+    return sum(len(tokenizer.encode(text)) for text in texts)

@@ -1,0 +1,124 @@
+"""The story played without a model: what a good model would write, for `--engine scripted`.
+
+It knows the trip's names; the fee it reads out of the prompt, where it stands only after the evidence was opened.
+"""
+
+import re
+from collections.abc import Iterator
+
+from flowstate_local.demo.desk import Trip
+from flowstate_local.protocol import StepOutput
+from flowstate_local.testing import ScriptedEngine, step
+
+
+class Player:
+    """Says the next step of the story; create one for each variant."""
+
+    def __init__(self, trip: Trip) -> None:
+        self._prompt = ""
+        self._steps = self._story(trip)
+
+    def __call__(self, prompt: str) -> StepOutput:
+        """The step for this prompt."""
+        self._prompt = prompt
+        return next(self._steps)
+
+    def _story(self, trip: Trip) -> Iterator[StepOutput]:
+        booked, cheaper = trip.booked, trip.cheaper
+        yield step(calls=[("booking_terms", {"hotel": booked}), ("book_hotel", {"hotel": booked})])
+        yield step(
+            delta=[
+                _node("knowledge", "k1", f"Booking terms of {booked}", evidence=["t1"]),
+                _node(
+                    "judgement",
+                    "j2",
+                    f"Booked {booked} for {trip.price_booked}; rebook to {cheaper} if cheaper",
+                    refs=[("supports", "k1")],
+                    evidence=["t2"],
+                ),
+            ],
+            message=f"{booked} is booked for {trip.price_booked} dollars.",
+        )
+        yield step(calls=[("find_trains", {"origin": trip.origin, "destination": trip.city})])
+        yield step(calls=[("book_train", {"train": f"T{trip.train_price}1"})])
+        summary = f"Booked the 07:40 train to {trip.city} for {trip.train_price}"
+        yield step(
+            delta=[_node("judgement", "j3", summary, evidence=["t3", "t4"])],
+            message="The 07:40 train is booked.",
+        )
+        summary = f"{trip.guest} is a vegetarian and wants a quiet room"
+        yield step(delta=[_node("preference", "p4", summary)], message="Noted.")
+        yield step(calls=[("taxi_price", {"hotel": booked})])
+        yield step(
+            delta=[
+                _node("attribute", "a5", f"Taxi from station to {booked}: {trip.taxi_price}", evidence=["t5"])
+            ],
+            message=f"It costs {trip.taxi_price} dollars.",
+        )
+        yield step(calls=[("calculate", {"expression": f"{trip.train_price} + {trip.taxi_price}"})])
+        total = trip.train_price + trip.taxi_price
+        yield step(
+            delta=[
+                _node(
+                    "knowledge",
+                    "k6",
+                    f"Train and taxi together: {total}",
+                    refs=[("derives", "j3"), ("derives", "a5")],
+                    evidence=["t6"],
+                )
+            ],
+            message=f"Together {total} dollars.",
+        )
+        yield from self._decide(trip)
+
+    def _decide(self, trip: Trip) -> Iterator[StepOutput]:
+        """Request 6: the decision, its terms, the evidence, the sum, the answer."""
+        yield step(focus=["j2", "k1"])
+        yield step(focus=["t1"])
+        found = re.search(r"cancellation fee of (\d+) dollars", self._prompt)
+        fee = int(found[1]) if found else 0
+        yield step(
+            calls=[("calculate", {"expression": f"{trip.price_cheaper} + {fee} < {trip.price_booked}"})]
+        )
+        cost = trip.price_cheaper + fee
+        change = cost < trip.price_booked
+        summary = (
+            f"Change to {trip.cheaper}: {cost} in all"
+            if change
+            else f"Keep {trip.booked}: changing costs {cost}"
+        )
+        yield step(
+            delta=[
+                _node(
+                    "judgement",
+                    "j7",
+                    summary,
+                    refs=[("supersedes", "j2"), ("supports", "k1")],
+                    evidence=["t1", "t7"],
+                )
+            ],
+            calls=[("answer_offer", {"hotel": trip.cheaper, "answer": "accept" if change else "decline"})],
+        )
+        yield step(message=f"{summary}, against {trip.price_booked}.")
+
+
+def scripted_engine(trip: Trip) -> ScriptedEngine:
+    """An engine that plays the story of `trip`, every step checked against the grammar of its moment."""
+    return ScriptedEngine(Player(trip), context_window=16_384)
+
+
+def _node(
+    type_: str,
+    id_: str,
+    summary: str,
+    *,
+    refs: list[tuple[str, str]] | None = None,
+    evidence: list[str] | None = None,
+) -> dict[str, object]:
+    return {
+        "type": type_,
+        "id": id_,
+        "summary": summary,
+        "refs": [{"relation": relation, "target": target} for relation, target in refs or []],
+        "evidence": evidence or [],
+    }
