@@ -1,0 +1,164 @@
+"""Values as bytes: canonical JSON in a checked envelope, and the migrations of older ones.
+
+An envelope is one byte of format, 16 bytes of checksum, and the body. The checksum covers the format, the
+table, the key and the body, so that a value that was flipped, cut, or moved to another key is found.
+"""
+
+import hashlib
+import json
+import zlib
+from collections.abc import Callable
+from typing import Any, ParamSpec, TypeVar
+
+from pydantic import ValidationError
+from pydantic_core import PydanticSerializationError
+
+from flowstate_local.errors import CorruptValue, StoreError, UnknownVersion, UsageError
+from flowstate_local.events import EVENT, SCHEMA_VERSION, Event
+from flowstate_local.nodes import Frozen, Node
+
+PLAIN, ZLIB = 1, 2
+CHECKSUM_BYTES = 16
+COMPRESS_FROM_BYTES = 512
+"""Smaller bodies gain less than the page they lie in wastes."""
+
+P = ParamSpec("P")
+T = TypeVar("T")
+V = TypeVar("V", bound=Frozen)
+
+Migration = Callable[[dict[str, Any]], dict[str, Any]]
+
+EVENT_MIGRATIONS: dict[int, Migration] = {}
+"""Version n -> the function that turns a dict of version n into one of version n + 1."""
+NODE_MIGRATIONS: dict[int, Migration] = {}
+NODE_VERSION: int = Node.model_fields["schema_version"].default
+
+
+def pack(body: bytes) -> tuple[int, bytes]:
+    """Format and body as stored: compressed when that saves at least a tenth."""
+    if len(body) >= COMPRESS_FROM_BYTES:
+        small = zlib.compress(body)
+        if len(small) * 10 <= len(body) * 9:
+            return ZLIB, small
+    return PLAIN, body
+
+
+def seal(table: str, key: bytes, packed: tuple[int, bytes]) -> bytes:
+    """The envelope around a packed body, bound to its place."""
+    form, body = packed
+    return bytes([form]) + _checksum(table, key, form, body) + body
+
+
+def unseal(table: str, key: bytes, value: bytes, subject: str) -> bytes:
+    """The body of an envelope.
+
+    Args:
+        table: where the value was found, as given to `seal`.
+        key: under which it was found.
+        value: the envelope.
+        subject: how messages name the value.
+
+    Raises:
+        CorruptValue: the checksum doesn't match.
+        UnknownVersion: a whole envelope of a format this release doesn't know.
+    """
+    body = value[1 + CHECKSUM_BYTES :]
+    if len(value) <= CHECKSUM_BYTES or value[1 : 1 + CHECKSUM_BYTES] != _checksum(table, key, value[0], body):
+        raise CorruptValue(f"{subject}: the stored bytes do not match their checksum")
+    if value[0] == PLAIN:
+        return body
+    if value[0] == ZLIB:
+        return zlib.decompress(body)
+    raise UnknownVersion(f"{subject}: stored in format {value[0]}; this release knows formats up to {ZLIB}")
+
+
+def dump(value: Frozen) -> bytes:
+    """Canonical JSON: the fields in their order, UTF-8, no escapes beyond what JSON needs.
+
+    Raises:
+        UsageError: the value holds something JSON can't, such as half a surrogate pair in tool arguments.
+    """
+    try:
+        return value.model_dump_json().encode()
+    except PydanticSerializationError as error:
+        raise UsageError(f"{type(value).__name__} can't be written as JSON: {error}") from error
+
+
+def load(kind: type[V], body: bytes, subject: str) -> V:
+    """Read back a value that has no version of its own. Raises CorruptValue."""
+    try:
+        return kind.model_validate_json(body)
+    except ValidationError as error:
+        raise CorruptValue(f"{subject}: not a {kind.__name__}: {_first(error)}") from error
+
+
+def load_node(body: bytes, subject: str) -> Node:
+    """Read back a node, migrated to the current version. Raises CorruptValue, UnknownVersion."""
+    fields = _mapping(body, subject)
+    try:
+        return Node.model_validate(_migrate(fields, NODE_MIGRATIONS, NODE_VERSION, subject))
+    except ValidationError as error:
+        raise CorruptValue(f"{subject}: not a node: {_first(error)}") from error
+
+
+def load_event(body: bytes, subject: str) -> Event:
+    """Read back an event and the nodes in it, migrated. Raises CorruptValue, UnknownVersion."""
+    fields = _migrate(_mapping(body, subject), EVENT_MIGRATIONS, SCHEMA_VERSION, subject)
+    if fields.get("kind") == "DeltaCommitted":
+        for part in ("added", "updated"):
+            fields[part] = [_migrate_nested(node, subject) for node in fields.get(part, ())]
+    try:
+        return EVENT.validate_python(fields)
+    except ValidationError as error:
+        raise CorruptValue(f"{subject}: not an event: {_first(error)}") from error
+
+
+def outcome(read: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T | StoreError:
+    """What `read` returns, or the StoreError it raises: verification goes on past a value it can't read."""
+    try:
+        return read(*args, **kwargs)
+    except StoreError as error:
+        return error
+
+
+def _checksum(table: str, key: bytes, form: int, body: bytes) -> bytes:
+    # The key's length is hashed too, or a byte could wander between key and body unseen.
+    place = table.encode() + bytes([0, form]) + len(key).to_bytes(2, "big") + key
+    return hashlib.blake2b(place + body, digest_size=CHECKSUM_BYTES).digest()
+
+
+def _mapping(body: bytes, subject: str) -> dict[str, Any]:
+    try:
+        fields = json.loads(body)
+    except ValueError as error:
+        raise CorruptValue(f"{subject}: not JSON: {error}") from error
+    if not isinstance(fields, dict):
+        raise CorruptValue(f"{subject}: not a JSON object")
+    return fields
+
+
+def _migrate(
+    fields: dict[str, Any], migrations: dict[int, Migration], current: int, subject: str
+) -> dict[str, Any]:
+    version = fields.get("schema_version")
+    if not isinstance(version, int):
+        raise CorruptValue(f"{subject}: has no schema_version")
+    if version > current:
+        raise UnknownVersion(f"{subject}: has schema_version {version}; this release knows up to {current}")
+    for older in range(version, current):
+        if older not in migrations:
+            raise UnknownVersion(f"{subject}: no migration from schema_version {older} to {older + 1}")
+        fields = {**migrations[older](fields), "schema_version": older + 1}
+    return fields
+
+
+def _migrate_nested(node: Any, subject: str) -> Any:
+    if not isinstance(node, dict):
+        return node
+    return _migrate(node, NODE_MIGRATIONS, NODE_VERSION, f"{subject}, node {node.get('id')}")
+
+
+def _first(error: ValidationError) -> str:
+    problem = error.errors(include_url=False, include_context=False, include_input=False)[0]
+    place = ".".join(str(part) for part in problem["loc"])
+    return f"{place}: {problem['msg']}"

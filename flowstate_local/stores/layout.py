@@ -1,0 +1,125 @@
+"""Keys and values of the store on disk: which table, which key, which bytes. Knows no LMDB.
+
+Keys are eight bytes of space number, then big-endian numbers or ids; values are the envelopes of `codec`.
+"""
+
+import json
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+
+from flowstate_local.errors import CorruptValue
+from flowstate_local.events import Event
+from flowstate_local.nodes import IndexLine, Node
+from flowstate_local.repository import EvidenceRecord, RequestRecord
+from flowstate_local.stores import codec, rules
+from flowstate_local.stores.base import Head
+
+TABLES = (
+    "meta",
+    "spaces",
+    "heads",
+    "events",
+    "nodes",
+    "lines",
+    "evidence",
+    "requests",
+    "blobs",
+    "citations",
+)
+
+
+@dataclass(frozen=True)
+class Put:
+    """One value to write, sealed when it is written."""
+
+    table: str
+    key: bytes
+    packed: tuple[int, bytes]
+    """Format and body, as `codec.pack` returns them."""
+
+
+def u64(number: int) -> bytes:
+    """Eight bytes that sort as the numbers do."""
+    return number.to_bytes(8, "big")
+
+
+def number_of(key: bytes) -> int:
+    """The number behind the space in a key."""
+    return int.from_bytes(key[8:16], "big")
+
+
+def digest_bytes(key: str) -> bytes | None:
+    """SHA-256 in hex as bytes; None if it isn't one."""
+    with suppress(ValueError):
+        raw_key = bytes.fromhex(key)
+        return raw_key if raw_key.hex() == key and len(raw_key) == 32 else None
+    return None
+
+
+def pack_events(events: Sequence[Event], after: int) -> list[tuple[int, bytes]]:
+    """The events as they are stored behind event number `after`. Raises UsageError."""
+    return [codec.pack(codec.dump(event)) for event in rules.number_events(events, after)]
+
+
+def event_puts(prefix: bytes, packed: Sequence[tuple[int, bytes]], after: int) -> list[Put]:
+    """What adds packed events to the log of a space."""
+    return [Put("events", prefix + u64(after + i), body) for i, body in enumerate(packed, start=1)]
+
+
+def decode_head(prefix: bytes, value: bytes) -> Head:
+    """The head of a space. Raises CorruptValue."""
+    body = codec.unseal("heads", prefix, value, "head")
+    try:
+        return Head(**json.loads(body))
+    except (ValueError, TypeError) as error:
+        raise CorruptValue(f"head: {error}") from error
+
+
+def head_put(prefix: bytes, head: Head) -> Put:
+    """What sets the head of a space."""
+    return Put("heads", prefix, codec.pack(json.dumps(asdict(head)).encode()))
+
+
+def request_puts(prefix: bytes, end: rules.PersistPlan) -> list[Put]:
+    """What a persisted request leaves: its record, nodes, index lines and evidence."""
+    number = u64(int(end.record.id[1:]))
+    puts = [Put("requests", prefix + number, codec.pack(codec.dump(end.record)))]
+    for node in end.nodes:
+        puts.append(Put("nodes", prefix + node.id.encode(), codec.pack(codec.dump(node))))
+    for i, line in enumerate(end.lines):
+        puts.append(Put("lines", prefix + number + i.to_bytes(4, "big"), codec.pack(codec.dump(line))))
+    for record in end.evidence:
+        key = prefix + u64(int(record.id[1:]))
+        puts.append(Put("evidence", key, codec.pack(codec.dump(record))))
+    return puts
+
+
+def decode_event(key: bytes, value: bytes) -> Event:
+    """Raises CorruptValue, UnknownVersion; so do the next four."""
+    subject = f"event seq {number_of(key)}"
+    return codec.load_event(codec.unseal("events", key, value, subject), subject)
+
+
+def decode_node(key: bytes, value: bytes) -> Node:
+    """A node from its place."""
+    subject = f"node {key[8:].decode(errors='replace')}"
+    return codec.load_node(codec.unseal("nodes", key, value, subject), subject)
+
+
+def decode_line(key: bytes, value: bytes) -> IndexLine:
+    """An index line from its place."""
+    subject = f"line {int.from_bytes(key[16:], 'big') + 1} of the index of r{number_of(key)}"
+    return codec.load(IndexLine, codec.unseal("lines", key, value, subject), subject)
+
+
+def decode_evidence(key: bytes, value: bytes) -> EvidenceRecord:
+    """An evidence record from its place."""
+    subject = f"evidence t{number_of(key)}"
+    return codec.load(EvidenceRecord, codec.unseal("evidence", key, value, subject), subject)
+
+
+def decode_request(key: bytes, value: bytes) -> RequestRecord:
+    """The record of a persisted request from its place."""
+    subject = f"request r{number_of(key)}"
+    return codec.load(RequestRecord, codec.unseal("requests", key, value, subject), subject)

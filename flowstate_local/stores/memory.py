@@ -1,0 +1,219 @@
+"""A store that lives and dies with its process: for tests, demos and throw-away spaces.
+
+It keeps every promise of `Store` but durability. Values are held as the bytes the other stores write, so what
+can't be written to disk can't be put here either.
+"""
+
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+
+from flowstate_local.errors import CorruptValue, StoreError, UsageError
+from flowstate_local.events import Event
+from flowstate_local.nodes import EvidenceId, IndexLine, Node, NodeId, RequestId, request_number
+from flowstate_local.repository import EvidenceRecord, Reader, RequestRecord
+from flowstate_local.stores import codec, rules, verification
+from flowstate_local.stores.base import Fault, FinishedRequest, Head, check_space_name, digest
+
+
+class MemoryStore:
+    """Implements `stores.base.Store`. Safe to use from several threads."""
+
+    def __init__(self) -> None:
+        self._spaces: dict[str, _Space] = {}
+        self._lock = threading.Lock()
+        self._closed = False
+
+    def spaces(self) -> list[str]:
+        """See `Store.spaces`."""
+        self._check_open()
+        return sorted(name for name, space in list(self._spaces.items()) if space.events)
+
+    def head(self, space: str) -> Head:
+        """See `Store.head`."""
+        return self._space(space).head()
+
+    def reader(self, space: str) -> Reader:
+        """See `Store.reader`."""
+        self._space(space)
+        return _LiveReader(self, space)
+
+    def append(
+        self,
+        space: str,
+        events: Sequence[Event],
+        blobs: Mapping[str, bytes] | None = None,
+        *,
+        expected_seq: int,
+    ) -> Head:
+        """See `Store.append`."""
+        blobs = blobs or {}
+        rules.check_blobs(blobs)
+        with self._lock:
+            current = self._space(space)
+            plan = rules.plan_append(current, space, events, blobs, expected_seq=expected_seq)
+            written = [codec.dump(event) for event in plan.events]
+            # Nothing below can fail, so the append is whole or absent.
+            current.blobs.update(blobs)
+            current.events.extend(written)
+            current.stored_head = plan.head
+            if written:
+                self._spaces[space] = current
+        return plan.head
+
+    def persist(self, space: str, done: FinishedRequest, *, expected_version: int, expected_seq: int) -> Head:
+        """See `Store.persist`."""
+        with self._lock:
+            current = self._space(space)
+            plan = rules.plan_persist(
+                current, space, done, expected_version=expected_version, expected_seq=expected_seq
+            )
+            events = [codec.dump(event) for event in plan.events]
+            nodes = {node.id: codec.dump(node) for node in plan.nodes}
+            lines = [codec.dump(line) for line in plan.lines]
+            evidence = {record.id: codec.dump(record) for record in plan.evidence}
+            record = codec.dump(plan.record)
+            current.events.extend(events)
+            current.nodes.update(nodes)
+            current.index[plan.record.id] = lines
+            current.records.update(evidence)
+            current.requests[plan.record.id] = record
+            current.stored_head = plan.head
+            self._spaces[space] = current
+        return plan.head
+
+    def events(self, space: str, *, after: int = 0, upto: int | None = None) -> Iterator[Event]:
+        """See `Store.events`."""
+        return self._space(space).read_events(after, upto)
+
+    def requests(self, space: str, *, first: int = 1, last: int | None = None) -> Iterator[RequestRecord]:
+        """See `Store.requests`."""
+        return self._space(space).read_requests(first, last)
+
+    def nodes(self, space: str) -> Iterator[Node]:
+        """See `Store.nodes`."""
+        return self._space(space).read_nodes()
+
+    def verify(self, space: str) -> list[Fault]:
+        """See `Store.verify`."""
+        return verification.verify(self._space(space), space)
+
+    def close(self) -> None:
+        """Forget everything. Idempotent; any later call is a UsageError."""
+        self._closed = True
+        self._spaces = {}
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise UsageError("the store is closed")
+
+    def _space(self, name: str) -> "_Space":
+        """The space, or an empty one that the first event will enter into the store."""
+        self._check_open()
+        return self._spaces.get(check_space_name(name)) or _Space()
+
+
+class _Space:
+    """One space; what `rules.View`, `Reader` and `verification.Records` ask of it."""
+
+    def __init__(self) -> None:
+        self.stored_head = Head()
+        self.events: list[bytes] = []
+        self.nodes: dict[NodeId, bytes] = {}
+        self.index: dict[RequestId, list[bytes]] = {}
+        self.records: dict[EvidenceId, bytes] = {}
+        self.requests: dict[RequestId, bytes] = {}
+        self.blobs: dict[str, bytes] = {}
+
+    def head(self) -> Head:
+        return self.stored_head
+
+    def has_node(self, node_id: NodeId) -> bool:
+        return node_id in self.nodes
+
+    def has_evidence(self, evidence_id: EvidenceId) -> bool:
+        return evidence_id in self.records
+
+    def has_blob(self, key: str) -> bool:
+        return key in self.blobs
+
+    def node(self, node_id: NodeId) -> Node | None:
+        body = self.nodes.get(node_id)
+        return None if body is None else codec.load_node(body, f"node {node_id}")
+
+    def evidence(self, evidence_id: EvidenceId) -> EvidenceRecord | None:
+        body = self.records.get(evidence_id)
+        return None if body is None else codec.load(EvidenceRecord, body, f"evidence {evidence_id}")
+
+    def blob(self, key: str) -> bytes:
+        raw = self.blobs.get(key)
+        if raw is None:
+            raise CorruptValue(f"raw result {key}: not in this space")
+        if digest(raw) != key:
+            raise CorruptValue(f"raw result {key}: its bytes have digest {digest(raw)}")
+        return raw
+
+    def request(self, request_id: RequestId) -> RequestRecord | None:
+        body = self.requests.get(request_id)
+        return None if body is None else codec.load(RequestRecord, body, f"request {request_id}")
+
+    def lines(self, request_id: RequestId) -> Sequence[IndexLine]:
+        subject = f"index of {request_id}"
+        return [codec.load(IndexLine, body, subject) for body in self.index.get(request_id, ())]
+
+    def read_events(self, after: int, upto: int | None) -> Iterator[Event]:
+        last = len(self.events) if upto is None else min(upto, len(self.events))
+        for seq in range(max(after, 0) + 1, last + 1):
+            yield codec.load_event(self.events[seq - 1], f"event seq {seq}")
+
+    def read_requests(self, first: int, last: int | None) -> Iterator[RequestRecord]:
+        for request_id, body in list(self.requests.items()):
+            if first <= request_number(request_id) and (last is None or request_number(request_id) <= last):
+                yield codec.load(RequestRecord, body, f"request {request_id}")
+
+    def read_nodes(self) -> Iterator[Node]:
+        for node_id, body in list(self.nodes.items()):
+            yield codec.load_node(body, f"node {node_id}")
+
+    def scan_events(self, upto: int) -> Iterator[tuple[int, Event | StoreError]]:
+        for seq, body in enumerate(self.events[:upto], start=1):
+            yield seq, codec.outcome(codec.load_event, body, f"event seq {seq}")
+
+    def scan_requests(self) -> Iterator[tuple[RequestId, RequestRecord | StoreError]]:
+        for request_id, body in list(self.requests.items()):
+            yield request_id, codec.outcome(codec.load, RequestRecord, body, f"request {request_id}")
+
+    def scan_nodes(self) -> Iterator[tuple[NodeId, Node | StoreError]]:
+        for node_id, body in list(self.nodes.items()):
+            yield node_id, codec.outcome(codec.load_node, body, f"node {node_id}")
+
+    def scan_lines(self) -> Iterator[tuple[RequestId, IndexLine | StoreError]]:
+        for request_id, bodies in list(self.index.items()):
+            for body in bodies:
+                yield request_id, codec.outcome(codec.load, IndexLine, body, f"index of {request_id}")
+
+    def scan_evidence(self) -> Iterator[tuple[EvidenceId, EvidenceRecord | StoreError]]:
+        for evidence_id, body in list(self.records.items()):
+            yield evidence_id, codec.outcome(codec.load, EvidenceRecord, body, f"evidence {evidence_id}")
+
+
+class _LiveReader:
+    """Looks its space up at each call, so that it shows the newest state even of a space begun later."""
+
+    def __init__(self, store: MemoryStore, space: str) -> None:
+        self._store = store
+        self._name = space
+
+    def node(self, node_id: NodeId) -> Node | None:
+        return self._store._space(self._name).node(node_id)
+
+    def evidence(self, evidence_id: EvidenceId) -> EvidenceRecord | None:
+        return self._store._space(self._name).evidence(evidence_id)
+
+    def blob(self, key: str) -> bytes:
+        return self._store._space(self._name).blob(key)
+
+    def request(self, request_id: RequestId) -> RequestRecord | None:
+        return self._store._space(self._name).request(request_id)
+
+    def lines(self, request_id: RequestId) -> Sequence[IndexLine]:
+        return self._store._space(self._name).lines(request_id)
