@@ -1,0 +1,222 @@
+"""Time and bytes of making one agent step durable, beside LangGraph's SqliteSaver.
+
+Each step brings one observation of 2 kB. Both sides sync every commit to the disk of --folder and take turns,
+step by step, so that both meet the same machine.
+
+flowstate_local (LmdbStore), as its loop does it, in two commits per step:
+  1. ModelReplied (300 characters of JSON), DeltaCommitted (one node), ToolStarted
+  2. ToolFinished with the observation as a raw result, and StepStarted
+LangGraph (SqliteSaver, its defaults: WAL, synchronous=FULL), as Pregel does it, in two commits per superstep:
+  1. put_writes: the observation, written by the step's task
+  2. put: the next checkpoint, whose state is the list of all observations so far (an accumulating channel)
+The peer stores neither the model's reply nor a node; that is left out in its favour.
+
+Milliseconds are medians over all steps of a run. Bytes are those of the files after closing, divided by the
+steps. Ratios are peer / ours: above 1, we are faster or smaller.
+"""
+
+import argparse
+import json
+import random
+import statistics
+import sys
+import tempfile
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+from flowstate_local.events import (
+    DeltaCommitted,
+    ModelReplied,
+    RequestStarted,
+    StepStarted,
+    ToolFinished,
+    ToolStarted,
+)
+from flowstate_local.nodes import EvidenceId, Node, NodeId, RequestId
+from flowstate_local.stores.base import digest
+from flowstate_local.stores.lmdb import LmdbStore
+
+OBSERVATION_CHARS = 2_000
+REPLY_CHARS = 300
+REQUEST = RequestId("r1")
+
+
+def prose(random_source: random.Random, n_chars: int) -> str:
+    """Letters in words of random length: text that compresses about as far as JSON full of names and numbers."""
+    words: list[str] = []
+    length = 0
+    while length < n_chars:
+        word = "".join(
+            random_source.choices("etaoinshrdlucmfwypvbgkjqxz0123456789", k=random_source.randint(2, 9))
+        )
+        words.append(word)
+        length += len(word) + 1
+    return " ".join(words)[:n_chars]
+
+
+class Ours:
+    """One request of one space; `step` returns when the step is durable."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder / "ours"
+        self.store = LmdbStore.open(self.folder)
+        start = RequestStarted(request=REQUEST, step=0, at=time.time(), text="plan a trip")
+        self.seq = self.store.append("bench", [start], expected_seq=0).seq
+
+    def step(self, number: int, reply: str, observation: str) -> None:
+        at, evidence, raw = time.time(), EvidenceId(f"t{number}"), observation.encode()
+        node = Node(
+            id=NodeId(f"k{number}"),
+            type="knowledge",
+            summary=reply[:80],
+            content=reply[80:],
+            request=REQUEST,
+            step=number,
+            created_at=at,
+        )
+        model = ModelReplied(
+            request=REQUEST,
+            step=number,
+            at=at,
+            text=reply,
+            finish_reason="stop",
+            prompt_tokens=4_000,
+            cached_tokens=3_900,
+            generated_tokens=90,
+        )
+        delta = DeltaCommitted(request=REQUEST, step=number, at=at, added=(node,))
+        call = ToolStarted(
+            request=REQUEST,
+            step=number,
+            at=at,
+            evidence=evidence,
+            name="search",
+            arguments={"query": reply[:20]},
+            idempotency_key=uuid.uuid4().hex,
+        )
+        self.seq = self.store.append("bench", [model, delta, call], expected_seq=self.seq).seq
+        result = ToolFinished(
+            request=REQUEST,
+            step=number,
+            at=at,
+            evidence=evidence,
+            name="search",
+            digest=digest(raw),
+            size_bytes=len(raw),
+            size_chars=len(observation),
+        )
+        then = StepStarted(request=REQUEST, step=number + 1, at=at)
+        self.seq = self.store.append("bench", [result, then], {result.digest: raw}, expected_seq=self.seq).seq
+
+    def close(self) -> None:
+        self.store.close()
+
+
+class Peer:
+    """One thread of a graph with one node and one accumulating channel."""
+
+    def __init__(self, folder: Path) -> None:
+        from langgraph.checkpoint.base import empty_checkpoint
+        from langgraph.checkpoint.sqlite import SqliteSaver
+
+        self.folder = folder / "peer"
+        self.folder.mkdir()
+        self._saver = SqliteSaver.from_conn_string(str(self.folder / "checkpoints.sqlite"))
+        self.saver = self._saver.__enter__()
+        self._empty = empty_checkpoint
+        self.observations: list[str] = []
+        self.config = {"configurable": {"thread_id": "bench", "checkpoint_ns": ""}}
+        self._put(0)
+
+    def step(self, number: int, reply: str, observation: str) -> None:
+        task = str(uuid.uuid4())
+        self.saver.put_writes(self.config, [("observations", [observation])], task)
+        self.observations.append(observation)
+        self._put(number)
+
+    def _put(self, number: int) -> None:
+        version = f"{number + 1:032}.0"
+        checkpoint = self._empty()
+        checkpoint["channel_values"] = {"observations": self.observations}
+        checkpoint["channel_versions"] = {"observations": version}
+        checkpoint["versions_seen"] = {"agent": {"observations": version}}
+        checkpoint["updated_channels"] = ["observations"]
+        metadata = {"source": "loop", "step": number, "parents": {}}
+        self.config = self.saver.put(self.config, checkpoint, metadata, {"observations": version})
+
+    def close(self) -> None:
+        self._saver.__exit__(None, None, None)
+
+
+def folder_bytes(folder: Path) -> int:
+    """What the files hold, without LMDB's lock file, which is no data and has a fixed size."""
+    return sum(f.stat().st_size for f in folder.iterdir() if f.name != "lock.mdb")
+
+
+def measure(folder: Path, n_steps: int) -> dict[str, tuple[float, float]]:
+    """Run both for `n_steps`, taking turns. By name: (median ms per step, bytes per step)."""
+    source = random.Random(n_steps)
+    with closing(Ours(folder)) as ours, closing(Peer(folder)) as peer:
+        times: dict[str, list[float]] = {"ours": [], "peer": []}
+        for number in range(1, n_steps + 1):
+            texts = prose(source, REPLY_CHARS), prose(source, OBSERVATION_CHARS)
+            turn = [("ours", ours), ("peer", peer)]
+            for name, side in turn if number % 2 else reversed(turn):
+                begin = time.perf_counter()
+                side.step(number, *texts)
+                times[name].append((time.perf_counter() - begin) * 1e3)
+    return {
+        name: (statistics.median(times[name]), folder_bytes(side.folder) / n_steps)
+        for name, side in (("ours", ours), ("peer", peer))
+    }
+
+
+@contextmanager
+def scratch(parent: Path | None) -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix="bench-store-", dir=parent) as name:
+        yield Path(name)
+
+
+def figures(n_steps: list[int], n_rounds: int, parent: Path | None) -> dict[str, dict[str, object]]:
+    result: dict[str, dict[str, object]] = {}
+    for n in n_steps:
+        rounds = []
+        for number in range(1, n_rounds + 1):
+            print(f"store: {n} steps, round {number} of {n_rounds}", file=sys.stderr)
+            with scratch(parent) as folder:
+                rounds.append(measure(folder, n))
+        for i, (name, unit) in enumerate((("step", "ms"), ("bytes_per_step", "bytes"))):
+            ours, peer = (statistics.median(r[side][i] for r in rounds) for side in ("ours", "peer"))
+            result[f"{name}_{n}"] = {
+                "value": round(ours, 3),
+                "unit": unit,
+                "peer": round(peer, 3),
+                "ratio": round(peer / ours, 2),
+            }
+    return result
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        prog="bench/store.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--steps", type=int, nargs="+", default=[20, 300], help="lengths of the runs")
+    parser.add_argument("--rounds", type=int, default=3, help="runs of each length; their median counts")
+    parser.add_argument(
+        "--folder", type=Path, help="on the disk to measure (default: the system's temporary folder)"
+    )
+    parser.add_argument("--json", action="store_true", help="print the JSON line only")
+    options = parser.parse_args()
+    result = figures(options.steps, options.rounds, options.folder)
+    if not options.json:
+        print(f"{'':22}{'ours':>12}{'SqliteSaver':>14}{'ratio':>8}")
+        for name, figure in result.items():
+            print(f"{name:22}{figure['value']:>12}{figure['peer']:>14}{figure['ratio']:>8}  {figure['unit']}")
+    print(json.dumps({"name": "store", "figures": result}))
+
+
+if __name__ == "__main__":
+    main()
