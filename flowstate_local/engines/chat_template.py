@@ -54,13 +54,14 @@ class HfTokenizer:
 
     Attributes:
         hf: the transformers tokenizer itself, for engines that run on transformers.
+        backend: a `tokenizers.Tokenizer` that recognises special tokens in a text.
         frame: the model's chat template, thinking off.
     """
 
     def __init__(self, hf: Any, model: str) -> None:
         self.hf = hf
         self.frame = _frame_of(hf, model)
-        self._with_specials, self._without_specials = _twins(hf, model)
+        self.backend, self._without_specials = _twins(hf, model)
         self._encode = lru_cache(maxsize=512)(self._encode_uncached)
 
     @classmethod
@@ -90,12 +91,12 @@ class HfTokenizer:
 
     def encode_frame(self, text: str) -> list[int]:
         """See `completion.Tokenizer`."""
-        ids: list[int] = self._with_specials.encode(text, add_special_tokens=False).ids
+        ids: list[int] = self.backend.encode(text, add_special_tokens=False).ids
         return ids
 
-    def decode(self, ids: list[int]) -> str:
-        """Text of `ids`, special tokens left out."""
-        text: str = self._with_specials.decode(ids, skip_special_tokens=True)
+    def decode_verbatim(self, ids: list[int]) -> str:
+        """Text of `ids`, special tokens spelled out."""
+        text: str = self.backend.decode(ids, skip_special_tokens=False)
         return text
 
     def _encode_uncached(self, text: str) -> tuple[int, ...]:
