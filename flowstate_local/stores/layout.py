@@ -6,7 +6,7 @@ Keys are eight bytes of space number, then big-endian numbers or ids; values are
 import json
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 from flowstate_local.errors import CorruptValue
 from flowstate_local.events import Event
@@ -78,7 +78,7 @@ def decode_head(prefix: bytes, value: bytes) -> Head:
 
 def head_put(prefix: bytes, head: Head) -> Put:
     """What sets the head of a space."""
-    return Put("heads", prefix, codec.pack(json.dumps(asdict(head)).encode()))
+    return Put("heads", prefix, codec.pack(json.dumps(vars(head)).encode()))
 
 
 def request_puts(prefix: bytes, end: rules.PersistPlan) -> list[Put]:

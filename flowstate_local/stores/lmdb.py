@@ -142,13 +142,13 @@ class LmdbStore:
 
         def plan(txn: Txn) -> tuple[Head, list[layout.Put]]:
             view = _View(self._env, txn, space)
-            step = rules.plan_append(view, space, events, blobs, expected_seq=expected_seq)
-            if not step.events:
-                return step.head, []
+            head = rules.plan_append(view, space, events, blobs, expected_seq=expected_seq)
+            if not events:
+                return head, []
             prefix, puts = view.prefix_or_new()
             puts += layout.event_puts(prefix, packed_events, expected_seq)
             puts += view.blob_puts(prefix, packed_blobs)
-            return step.head, [*puts, layout.head_put(prefix, step.head)]
+            return head, [*puts, layout.head_put(prefix, head)]
 
         return self._commit(plan)
 
@@ -363,7 +363,7 @@ class _View:
         self._txn = txn
         self._name = space.encode()
         value = txn.get(self._name, db=self._tables["spaces"])
-        self.prefix = value and codec.unseal("spaces", self._name, value, f"space {space!r}")
+        self.prefix = None if value is None else codec.unseal("spaces", self._name, value, f"space {space!r}")
         """The number of the space as eight bytes; None while it is unknown."""
 
     def get(self, table: str, suffix: bytes) -> bytes | None:
@@ -380,9 +380,11 @@ class _View:
         return value
 
     def head(self) -> Head:
-        value = self.get("heads", b"")
-        if self.prefix is None or value is None:
+        if self.prefix is None:
             return Head()
+        value = self.get("heads", b"")
+        if value is None:
+            raise CorruptValue("head: missing, though the space is known")
         return layout.decode_head(self.prefix, value)
 
     def has_node(self, node_id: NodeId) -> bool:
@@ -642,9 +644,12 @@ def _check_schema(lmdb_env: Any, folder: Path) -> bool:
         names = [bytes(key) for key in txn.cursor().iternext(keys=True, values=False)]
         if not names:
             return True
-        if b"meta" not in names:
-            raise _foreign(folder)
-        value = txn.get(b"schema_version", db=lmdb_env.open_db(b"meta", txn=txn, create=False))
+    if b"meta" not in names:
+        raise _foreign(folder)
+    # Not within the transaction: a handle opened in a read transaction is lost at its end.
+    meta = lmdb_env.open_db(b"meta", create=False)
+    with lmdb_env.begin() as txn:
+        value = txn.get(b"schema_version", db=meta)
     if value is None:
         raise _foreign(folder)
     version = int(codec.unseal("meta", b"schema_version", value, "schema version of the store"))
@@ -663,14 +668,12 @@ def _foreign(folder: Path) -> StoreError:
 
 
 def _open_tables(lmdb_env: Any, readonly: bool) -> dict[str, Any]:
-    with lmdb_env.begin(write=not readonly) as txn:
-        tables = {
-            name: lmdb_env.open_db(name.encode(), txn=txn, create=not readonly, integerkey=False)
-            for name in layout.TABLES
-        }
-        if not readonly:
-            version = codec.seal("meta", b"schema_version", codec.pack(str(SCHEMA_VERSION).encode()))
-            txn.put(b"schema_version", version, db=tables["meta"], overwrite=False)
+    if readonly:
+        return {name: lmdb_env.open_db(name.encode(), create=False) for name in layout.TABLES}
+    with lmdb_env.begin(write=True) as txn:
+        tables = {name: lmdb_env.open_db(name.encode(), txn=txn) for name in layout.TABLES}
+        version = codec.seal("meta", b"schema_version", codec.pack(str(SCHEMA_VERSION).encode()))
+        txn.put(b"schema_version", version, db=tables["meta"], overwrite=False)
     return tables
 
 

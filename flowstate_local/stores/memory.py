@@ -50,15 +50,15 @@ class MemoryStore:
         rules.check_blobs(blobs)
         with self._lock:
             current = self._space(space)
-            plan = rules.plan_append(current, space, events, blobs, expected_seq=expected_seq)
-            written = [codec.dump(event) for event in plan.events]
+            head = rules.plan_append(current, space, events, blobs, expected_seq=expected_seq)
+            written = [codec.dump(event) for event in rules.number_events(events, expected_seq)]
             # Nothing below can fail, so the append is whole or absent.
             current.blobs.update(blobs)
             current.events.extend(written)
-            current.stored_head = plan.head
+            current.stored_head = head
             if written:
                 self._spaces[space] = current
-        return plan.head
+        return head
 
     def persist(self, space: str, done: FinishedRequest, *, expected_version: int, expected_seq: int) -> Head:
         """See `Store.persist`."""
@@ -67,7 +67,7 @@ class MemoryStore:
             plan = rules.plan_persist(
                 current, space, done, expected_version=expected_version, expected_seq=expected_seq
             )
-            events = [codec.dump(event) for event in plan.events]
+            events = [codec.dump(event) for event in rules.number_events(done.events, expected_seq)]
             nodes = {node.id: codec.dump(node) for node in plan.nodes}
             lines = [codec.dump(line) for line in plan.lines]
             evidence = {record.id: codec.dump(record) for record in plan.evidence}

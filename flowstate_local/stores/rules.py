@@ -54,20 +54,10 @@ class View(Protocol):
 
 
 @dataclass(frozen=True)
-class AppendPlan:
-    """What appending writes."""
-
-    head: Head
-    events: Sequence[Event]
-    """With their seq."""
-
-
-@dataclass(frozen=True)
 class PersistPlan:
-    """What persisting a request writes."""
+    """What persisting a request writes, beside its last events."""
 
     head: Head
-    events: Sequence[Event]
     record: RequestRecord
     nodes: Sequence[Node]
     lines: Sequence[IndexLine]
@@ -100,7 +90,7 @@ def advance(head: Head, event: Event) -> Head:
 
 
 def number_events(events: Sequence[Event], after: int) -> list[Event]:
-    """The events with the seqs they get behind event number `after`."""
+    """The events with the seqs they get behind event number `after`: the `expected_seq`, if the plan holds."""
     return [event.model_copy(update={"seq": after + i}) for i, event in enumerate(events, start=1)]
 
 
@@ -113,8 +103,8 @@ def check_blobs(blobs: Mapping[str, bytes]) -> None:
 
 def plan_append(
     view: View, space: str, events: Sequence[Event], blobs: Mapping[str, bytes], *, expected_seq: int
-) -> AppendPlan:
-    """Check an append against the space.
+) -> Head:
+    """Check an append against the space, and return the head it leads to.
 
     Raises:
         ConflictError: as `Store.append` says.
@@ -126,10 +116,9 @@ def plan_append(
         raise UsageError("raw results are stored with the events that name them; there are none")
     if any(isinstance(event, RequestFinished) for event in events):
         raise UsageError("RequestFinished is written by persist, together with what the request leaves")
-    numbered_events = number_events(events, head.seq)
-    for event in numbered_events:
+    for event in events:
         head = _follow(view, space, head, event, blobs)
-    return AppendPlan(head, numbered_events)
+    return head
 
 
 def plan_persist(
@@ -147,12 +136,10 @@ def plan_persist(
     _check_seq(space, head, expected_seq)
     _check_parts(done)
     _check_unused(view, done)
-    events = number_events(done.events, head.seq)
-    for event in events:
+    for event in done.events:
         head = _follow(view, space, head, event, {})
     return PersistPlan(
         head=replace(head, index_floor=done.index_floor),
-        events=events,
         record=done.record.model_copy(update={"last_seq": head.seq}),
         nodes=done.nodes,
         lines=[IndexLine.of(node) for node in done.nodes],
