@@ -16,7 +16,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from flowstate_local.errors import CacheUnwritable
 from flowstate_local.models.catalogue import CatalogueEntry, Precision
@@ -56,6 +56,11 @@ def is_ready(entry: CatalogueEntry, precision: Precision) -> bool:
     except (OSError, ValueError):
         return False
     return bool(manifest == _manifest(entry, precision, weights_bytes))
+
+
+def cached_precisions(entry: CatalogueEntry) -> list[Precision]:
+    """The precisions in which this model can be loaded without any work."""
+    return [precision for precision in get_args(Precision) if is_ready(entry, precision)]
 
 
 def _manifest(entry: CatalogueEntry, precision: Precision, weights_bytes: int) -> dict[str, Any]:

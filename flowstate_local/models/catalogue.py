@@ -174,7 +174,9 @@ def find(name: str) -> CatalogueEntry:
 
 def unknown(name: str) -> UnknownModel:
     """The error for a name that means nothing here, with the names it may have been meant for."""
-    near = difflib.get_close_matches(name.lower(), CATALOGUE, n=3, cutoff=0.4)
+    typed = name.lower()
+    near = [known for known in CATALOGUE if typed in known]
+    near = near or difflib.get_close_matches(typed, CATALOGUE, n=3, cutoff=0.4)
     known = "did you mean " + " or ".join(near) if near else "known models: " + ", ".join(CATALOGUE)
     return UnknownModel(f"unknown model {name!r}; {known}")
 

@@ -9,7 +9,7 @@ import httpx
 from flowstate_local.errors import SourceUnavailable, UnknownModel
 from flowstate_local.models.catalogue import HubFile
 
-_TIMEOUT = httpx.Timeout(20.0, connect=4.0)
+_TIMEOUT = httpx.Timeout(10.0, connect=4.0)
 """Seconds. A machine without network must hear so quickly; a slow hub may take its time once it has answered."""
 
 _TRUE = {"1", "ON", "YES", "TRUE"}
@@ -47,7 +47,8 @@ def download(source: HubFile, part: Path) -> Iterator[int]:
             resumed = response.status_code == httpx.codes.PARTIAL_CONTENT
             done = have if resumed else 0
             with part.open("ab" if resumed else "wb") as out:
-                for chunk in response.iter_bytes(1 << 20):
+                # No chunk size: what arrived before a break must be on disk, not in a buffer.
+                for chunk in response.iter_bytes():
                     out.write(chunk)
                     done += len(chunk)
                     yield done

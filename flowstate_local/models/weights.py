@@ -80,6 +80,24 @@ def fetch(
             return _make(entry, chosen, sources, work, report)
 
 
+def locate(name: str, *, precision: str | None = None) -> Path:
+    """The folder of a catalogue model that is already here; nothing is fetched.
+
+    Raises:
+        UnknownModel: no such name.
+        UsageError: no such precision.
+        ModelError: it has not been fetched at this precision.
+    """
+    entry = find(name)
+    chosen = check_precision(precision) if precision else default_precision(entry)
+    if not cache.is_ready(entry, chosen):
+        raise ModelError(
+            f"{entry.name} is not in the cache as {chosen}",
+            hint=f"Run: flowstate model fetch {entry.name} --precision {chosen}",
+        )
+    return cache.folder_path(entry, chosen)
+
+
 def _make(
     entry: CatalogueEntry, precision: Precision, sources: tuple[Source, ...], work: Path, progress: Progress
 ) -> Path:
@@ -142,6 +160,7 @@ def _hash(path: Path, entry: CatalogueEntry, progress: Progress) -> str:
 
 def _download(entry: CatalogueEntry, sources: tuple[Source, ...], work: Path, progress: Progress) -> Path:
     """Try each source in turn. Wrong bytes from one don't stop the next, but are never forgotten."""
+    progress("download", 0, entry.size_bytes)
     silent_sources: list[str] = []
     mismatch: HashMismatch | None = None
     for source in sources:
