@@ -31,6 +31,9 @@ from flowstate_local.repository import Reader
 from flowstate_local.rules import EXAMPLES, RULES
 from flowstate_local.state import ActiveState, LogEntry, first_page
 
+INLINE_CHARS = 200
+"""Results up to this length stay in the state log; longer ones are seen once, then opened by their id."""
+
 
 @dataclass(frozen=True)
 class Observation:
@@ -129,7 +132,7 @@ def entry_text(entry: LogEntry, state: ActiveState, reader: Reader, page_chars: 
     if entry.kind == "opened":
         return opened_text(subject, state, reader, page_chars)
     if entry.kind == "called":
-        return f"{call_line(EvidenceId(subject), state)}\n"
+        return f"{call_line(EvidenceId(subject), state, reader)}\n"
     return f"{entry.kind} {subject}\n"
 
 
@@ -168,13 +171,15 @@ def node_text(node: Node) -> str:
     return text
 
 
-def call_line(evidence: EvidenceId, state: ActiveState) -> str:
-    """`t3 = find_trains(origin="Lisbon"): done`; the result itself is in the observation, or opened by its id."""
+def call_line(evidence: EvidenceId, state: ActiveState, reader: Reader) -> str:
+    """`called t3 taxi_price(hotel="Aurora"): 14 dollars`. A long result is left to its id."""
     call, result = state.calls[evidence], state.results[evidence]
     arguments = ", ".join(f"{name}={value!r}" for name, value in call.arguments.items())
-    if len(arguments) > 200:
-        arguments = arguments[:197] + "..."
+    if len(arguments) > INLINE_CHARS:
+        arguments = arguments[: INLINE_CHARS - 3] + "..."
     outcome = f"failed ({result.failure.kind})" if result.failure else "done"
+    if result.size_chars <= INLINE_CHARS:
+        outcome = " ".join(psa.raw_text(evidence, state, reader).split()) or outcome
     return f"called {evidence} {call.name}({arguments}): {outcome}"
 
 

@@ -14,7 +14,7 @@ STATE: this request's nodes, everything you opened, and your tool calls, in orde
 OBSERVATION: what your last step brought.
 
 What you write at each step: one JSON object with four keys.
-"state_focus": ids to open, such as ["j3","k2"]. Opened things appear in STATE at the next step.
+"state_focus": ids to open, such as ["n7","n4"]. Opened things appear in STATE at the next step.
 "state_delta": nodes to add, update or remove.
 "tool_calls": tools to run now.
 "assistant_message": the final reply to the request, or "".
@@ -41,24 +41,24 @@ EXAMPLES = """\
 Example 1
 INDEX
 r1 2026-01-08: 2 nodes: Rent a printer
-k1 knowledge: Contract of printer P
-j2 judgement: Rented printer P for 90 a month
+n1 knowledge: Contract of printer P
+n2 judgement: Rented printer P for 90 a month
 REQUEST
 Printer Q costs 70 a month now. Answer the dealer's offer: accept it if that is cheaper for me.
-Step 1: {"state_focus":["j2","k1"],"state_delta":[],"tool_calls":[],"assistant_message":""}
+Step 1: {"state_focus":["n2","n1"],"state_delta":[],"tool_calls":[],"assistant_message":""}
 STATE
-opened j2 judgement: Rented printer P for 90 a month; refs: supports k1
-opened k1 knowledge: Contract of printer P; evidence: t1
+opened n2 judgement: Rented printer P for 90 a month; refs: supports n1
+opened n1 knowledge: Contract of printer P; evidence: t1
 Step 2: {"state_focus":["t1"],"state_delta":[],"tool_calls":[],"assistant_message":""}
 STATE
 opened t1: ... leaving the contract early costs 35 ...
 Step 3: {"state_focus":[],"state_delta":[],"tool_calls":[{"name":"calculate","arguments":{"expression":"70 + 35 < 90"}}],"assistant_message":""}
 OBSERVATION
 t2 calculate: 70 + 35 < 90 is false (105 is more than 90)
-Step 4: {"state_focus":[],"state_delta":[{"op":"add","type":"judgement","id":"j3","summary":"Keep printer P: changing would cost 105, more than 90","refs":[{"relation":"supersedes","target":"j2"},{"relation":"supports","target":"k1"}],"evidence":["t1","t2"]}],"tool_calls":[{"name":"answer_dealer","arguments":{"answer":"decline"}}],"assistant_message":""}
+Step 4: {"state_focus":[],"state_delta":[{"op":"add","type":"judgement","id":"n3","summary":"Keep printer P: changing would cost 105, more than 90","refs":[{"relation":"supersedes","target":"n2"},{"relation":"supports","target":"n1"}],"evidence":["t1","t2"]}],"tool_calls":[{"name":"answer_dealer","arguments":{"answer":"decline"}}],"assistant_message":""}
 Step 5: {"state_focus":[],"state_delta":[],"tool_calls":[],"assistant_message":"I declined. Changing would cost 70 + 35 = 105, more than the 90 of printer P."}
 
 Example 2, with other numbers: leaving early costs 10, so in step 3
 t2 calculate: 70 + 10 < 90 is true (80 is less than 90)
-Step 4: {"state_focus":[],"state_delta":[{"op":"add","type":"judgement","id":"j3","summary":"Change to printer Q: 80 in all, less than 90","refs":[{"relation":"supersedes","target":"j2"},{"relation":"supports","target":"k1"}],"evidence":["t1","t2"]}],"tool_calls":[{"name":"answer_dealer","arguments":{"answer":"accept"}}],"assistant_message":""}
+Step 4: {"state_focus":[],"state_delta":[{"op":"add","type":"judgement","id":"n3","summary":"Change to printer Q: 80 in all, less than 90","refs":[{"relation":"supersedes","target":"n2"},{"relation":"supports","target":"n1"}],"evidence":["t1","t2"]}],"tool_calls":[{"name":"answer_dealer","arguments":{"answer":"accept"}}],"assistant_message":""}
 """

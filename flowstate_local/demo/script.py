@@ -28,12 +28,12 @@ class Player:
         yield step(calls=[("booking_terms", {"hotel": booked}), ("book_hotel", {"hotel": booked})])
         yield step(
             delta=[
-                _node("knowledge", "k1", f"Booking terms of {booked}", evidence=["t1"]),
+                _node("knowledge", "n1", f"Booking terms of {booked}", evidence=["t1"]),
                 _node(
                     "judgement",
-                    "j2",
+                    "n2",
                     f"Booked {booked} for {trip.price_booked}; rebook to {cheaper} if cheaper",
-                    refs=[("supports", "k1")],
+                    refs=[("supports", "n1")],
                     evidence=["t2"],
                 ),
             ],
@@ -43,15 +43,15 @@ class Player:
         yield step(calls=[("book_train", {"train": f"T{trip.train_price}1"})])
         summary = f"Booked the 07:40 train to {trip.city} for {trip.train_price}"
         yield step(
-            delta=[_node("judgement", "j3", summary, evidence=["t3", "t4"])],
+            delta=[_node("judgement", "n3", summary, evidence=["t3", "t4"])],
             message="The 07:40 train is booked.",
         )
         summary = f"{trip.guest} is a vegetarian and wants a quiet room"
-        yield step(delta=[_node("preference", "p4", summary)], message="Noted.")
+        yield step(delta=[_node("preference", "n4", summary)], message="Noted.")
         yield step(calls=[("taxi_price", {"hotel": booked})])
         yield step(
             delta=[
-                _node("attribute", "a5", f"Taxi from station to {booked}: {trip.taxi_price}", evidence=["t5"])
+                _node("attribute", "n5", f"Taxi from station to {booked}: {trip.taxi_price}", evidence=["t5"])
             ],
             message=f"It costs {trip.taxi_price} dollars.",
         )
@@ -61,9 +61,9 @@ class Player:
             delta=[
                 _node(
                     "knowledge",
-                    "k6",
+                    "n6",
                     f"Train and taxi together: {total}",
-                    refs=[("derives", "j3"), ("derives", "a5")],
+                    refs=[("derives", "n3"), ("derives", "n5")],
                     evidence=["t6"],
                 )
             ],
@@ -73,7 +73,7 @@ class Player:
 
     def _decide(self, trip: Trip) -> Iterator[StepOutput]:
         """Request 6: the decision, its terms, the evidence, the sum, the answer."""
-        yield step(focus=["j2", "k1"])
+        yield step(focus=["n2", "n1"])
         yield step(focus=["t1"])
         found = re.search(r"cancellation fee of (\d+) dollars", self._prompt)
         fee = int(found[1]) if found else 0
@@ -91,9 +91,9 @@ class Player:
             delta=[
                 _node(
                     "judgement",
-                    "j7",
+                    "n7",
                     summary,
-                    refs=[("supersedes", "j2"), ("supports", "k1")],
+                    refs=[("supersedes", "n2"), ("supports", "n1")],
                     evidence=["t1", "t7"],
                 )
             ],
