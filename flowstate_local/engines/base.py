@@ -13,12 +13,15 @@ class Engine(Protocol):
     """"vllm", "server", "transformers", "scripted"."""
     model: str
     """Name or path of the weights."""
-    tokenizer: Tokenizer
     profile: Profile
     context_window: int
     """Tokens, prompt and output together."""
     block_size: int
     """Tokens per prefix-cache block; 0 where there's no prefix cache."""
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The model's own."""
 
     def stream(
         self,
