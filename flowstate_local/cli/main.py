@@ -1,0 +1,25 @@
+"""`flowstate`: the command line. Each command lives in its own file; this one only lists them."""
+
+import typer
+
+from flowstate_local.cli import chat, demo, doctor, memory, model, run
+
+app = typer.Typer(
+    name="flowstate",
+    help="An LLM agent whose execution state is its memory, on your own machine.",
+    no_args_is_help=True,
+    rich_markup_mode="markdown",
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+app.command("demo", epilog=demo.EXAMPLES)(demo.demo)
+app.command("run", epilog=run.EXAMPLES)(run.run)
+app.command("chat", epilog=chat.EXAMPLES)(chat.chat)
+app.command("doctor", epilog=doctor.EXAMPLES)(doctor.doctor)
+app.add_typer(memory.app)
+app.add_typer(model.app)
+
+
+def main() -> None:
+    """Entry point of the `flowstate` script."""
+    app()
