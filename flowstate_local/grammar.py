@@ -3,19 +3,32 @@
 Under the profiles `guidance` and `xgrammar` every step gets its own grammar: the ids it may open, cite and refer to
 are listed, and every text, list and number is bounded so that the longest sentence fits `max_tokens` even if the
 tokenizer spends a token on each byte. Such a step can't be cut off and can't name a thing that doesn't exist.
+
+Under `outlines` an automaton over the whole vocabulary is compiled in advance, which takes seconds. So this profile's
+grammar depends on the tools alone: ids are a pattern, texts have no bounds, and ISU and PSA judge the rest.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Literal
+from typing import Any, Literal, get_args
 from weakref import WeakKeyDictionary
 
 from flowstate_local.completion import Constraint, Profile
 from flowstate_local.errors import GrammarError
-from flowstate_local.nodes import ID_LETTER, EvidenceId, NodeId
-from flowstate_local.schema_rules import Limits, Schema, any_of, array, bounded, closed, text, worst_bytes
+from flowstate_local.nodes import EvidenceId, NodeId, NodeType
+from flowstate_local.schema_rules import (
+    ROOMY,
+    Limits,
+    Schema,
+    any_of,
+    array,
+    bounded,
+    closed,
+    text,
+    worst_bytes,
+)
 from flowstate_local.tools import Tool, Toolbox
 
 MAX_FOCUS = 4
@@ -23,8 +36,12 @@ MAX_MESSAGE_CHARS = 4_000
 MARGIN = 8
 """Tokens kept back: one for the end of the sequence, the rest for engines that count a stop token or two more."""
 MIN_MESSAGE_BYTES = 24
+MAX_STATES = 6_000
+"""Budget of the outlines profile: about 25 CPU seconds on a vocabulary of 152,000 (cost = states x vocabulary)."""
+MAX_CLOSED_TOOLS = 5
+"""With more tools the outlines profile writes arguments as plain JSON and leaves them to the tools' validation."""
 
-_X_GUIDANCE = {"whitespace_flexible": False, "json_allowed_escapes": 'n\\"'}
+_X_GUIDANCE = '{"whitespace_flexible":false,"json_allowed_escapes":"n\\\\\\""}'
 """Options that llguidance reads from the schema: no blanks between tokens, and no escape longer than two bytes."""
 
 
@@ -60,10 +77,29 @@ def step_constraint(profile: Profile, toolbox: Toolbox, facts: StepFacts, max_to
         max_tokens: tokens the engine will generate at most, the one that ends the sequence included.
 
     Raises:
-        GrammarError: a tool's shortest call or every shape of a step needs more than `max_tokens`; or the profile
+        GrammarError: a tool's shortest call, or every shape of a step, needs more than `max_tokens`; or the profile
             can't hold the tools.
     """
-    return Constraint("json", _compact(_Step(profile, toolbox, facts, max_tokens).schema()))
+    if profile == "outlines":
+        acts = facts.may_act and len(toolbox) > 0
+        return Constraint("regex", _static_regex(toolbox, facts.defer, facts.may_look, acts))
+    return Constraint("json", _Step(profile, toolbox, facts, max_tokens).text())
+
+
+# --- guidance and xgrammar: one grammar per step ------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Part:
+    """A piece of the schema, already as JSON text, with the bytes of its longest sentence."""
+
+    text: str
+    size: int
+
+
+_EMPTY = _Part('{"type":"array","maxItems":0}', 2)
+_SILENT = _Part('{"enum":[""]}', 2)
+_SKELETON = len('{"state_focus":,"state_delta":,"tool_calls":,"assistant_message":}')
 
 
 @dataclass(frozen=True)
@@ -85,8 +121,8 @@ class _Rung:
 
 _RUNGS = (
     _Rung(
-        ops=6,
-        summary=1_200,
+        ops=4,
+        summary=1_000,
         content=2_400,
         slots=4,
         slot_value=240,
@@ -97,10 +133,10 @@ _RUNGS = (
     ),
     _Rung(
         ops=4,
-        summary=800,
-        content=1_600,
+        summary=600,
+        content=1_200,
         slots=3,
-        slot_value=160,
+        slot_value=120,
         refs=4,
         evidence=4,
         changes=True,
@@ -109,13 +145,11 @@ _RUNGS = (
     _Rung(
         ops=4, summary=480, content=640, slots=2, slot_value=80, refs=4, evidence=4, changes=True, dated=True
     ),
-    _Rung(
-        ops=3, summary=480, content=240, slots=2, slot_value=40, refs=3, evidence=3, changes=True, dated=True
-    ),
+    _Rung(ops=3, summary=480, content=240, slots=2, slot_value=40, refs=3, evidence=3, changes=True),
     _Rung(ops=3, summary=240, slots=1, slot_value=40, refs=2, evidence=2, changes=True),
     _Rung(ops=2, summary=240, slots=1, slot_value=32, refs=2, evidence=2, changes=True),
     _Rung(ops=2, summary=160, refs=2, changes=True),
-    _Rung(ops=1, summary=140, refs=2, changes=True),
+    _Rung(ops=2, summary=90, changes=True),
     _Rung(ops=1, summary=100),
     _Rung(ops=1, summary=60),
     _Rung(ops=1, summary=32, refs=0, evidence=0),
@@ -134,283 +168,304 @@ _CALL_RUNGS = (
 )
 """Most calls of one step, and the bounds of their arguments."""
 
-_SLOT_NAME: Schema = {"type": "string", "pattern": "^[A-Za-z][A-Za-z0-9_]{0,19}$"}
-_RELATION: Schema = {"enum": ["supports", "derives", "follows", "supersedes"]}
-_EMPTY: Schema = {"type": "array", "maxItems": 0}
-
-
-@dataclass(frozen=True)
-class _Calls:
-    """Tool calls under one rung: schema of the array's items, and the longest call in bytes."""
-
-    most: int
-    item: Schema
-    item_bytes: int
-
 
 class _Step:
+    """Divides `max_tokens` among the parts of each shape, then writes the schema down."""
+
     def __init__(self, profile: Profile, toolbox: Toolbox, facts: StepFacts, max_tokens: int) -> None:
         self.profile = profile
         self.toolbox = toolbox
         self.facts = facts
-        self.room = max_tokens - MARGIN
-        self.defs: dict[str, Schema] = {}
-        self.longest_target = max(map(len, facts.resolvable), default=0)
-        self.longest_evidence = max(map(len, facts.evidence), default=0)
-        self.longest_own = max(map(len, facts.own), default=0)
-        self.skeleton = len('{"state_focus":,"state_delta":,"tool_calls":,"assistant_message":}')
+        self.max_tokens = max_tokens
+        self.room = max_tokens - MARGIN - _SKELETON
+        """Bytes for the four values of a step together."""
+        self.defs: dict[str, str] = {}
+        self.ids = _Ids(
+            number=len(str(facts.next_number + _RUNGS[0].ops)),
+            target=_longest(facts.resolvable),
+            evidence=_longest(facts.evidence),
+            own=_longest(facts.own),
+        )
 
-    def schema(self) -> Schema:
+    def text(self) -> str:
         shapes = self.strict() if self.facts.defer == "strict" else self.trust()
         if not shapes:
             raise GrammarError(
-                f"no shape of a step fits {self.room + MARGIN} tokens, or the guards left none",
+                f"no shape of a step fits {self.max_tokens} tokens, or the guards left none",
                 keyword="max_tokens",
                 hint="Raise max_tokens; 200 is enough for a short reply.",
             )
-        schema = {**any_of(shapes)}
-        if self.defs:
-            schema["$defs"] = self.defs
-        if self.profile == "guidance":
-            schema["x-guidance"] = _X_GUIDANCE
-        return schema
+        defs = ",".join(f"{_dump(name)}:{schema}" for name, schema in self.defs.items())
+        options = f',"x-guidance":{_X_GUIDANCE}' if self.profile == "guidance" else ""
+        return f'{{"anyOf":[{",".join(shapes)}],"$defs":{{{defs}}}{options}}}'
 
-    # Each shape: what may be in its four parts. `self.room` is shared by what one shape can say at once.
-
-    def strict(self) -> list[Schema]:
+    def strict(self) -> list[str]:
+        """Look, act, reply, note: each opens, calls or says one kind of thing, and any may carry a delta."""
         facts, shapes = self.facts, []
-        focus = self.focus() if facts.may_look else None
-        if focus is not None and (delta := self.delta(2 + self.size(focus) + 2)) is not None:
-            shapes.append(_step(focus, delta, _EMPTY, _SILENT))
+        rung = self.rung(self.room // 2)
+        if facts.may_look and (focus := self.focus(self.room - 6)) is not None:
+            own = rung or self.rung(self.room - focus.size - 4)
+            shapes.append(_shape(focus, self.delta(own), _EMPTY, _SILENT))
         if facts.may_act and len(self.toolbox):
-            shapes.append(self.act(2, 2, _SILENT))
-        if facts.may_reply and (reply := self.reply(_EMPTY, _EMPTY)):
-            shapes.append(reply)
-        if facts.may_note and (delta := self.delta(6, least=1)) is not None:
-            shapes.append(_step(_EMPTY, delta, _EMPTY, _SILENT))
+            delta, calls = self.act(rung)
+            shapes.append(_shape(_EMPTY, delta, calls, _SILENT))
+        if facts.may_reply and (said := self.message(self.room - 4 - self.size(rung))) is not None:
+            shapes.append(_shape(_EMPTY, self.delta(rung), _EMPTY, said))
+        note = rung or self.rung(self.room - 6)
+        if facts.may_note and note is not None:
+            shapes.append(_shape(_EMPTY, self.delta(note, least=1), _EMPTY, _SILENT))
         return shapes
 
-    def trust(self) -> list[Schema]:
-        """Everything together, as disjoint cases by the first part that says something."""
+    def trust(self) -> list[str]:
+        """Anything together, as disjoint cases by the first part that says something."""
         facts = self.facts
-        focus = self.focus() if facts.may_look else None
-        calls = None
-        if facts.may_act and len(self.toolbox):
-            calls = self.calls(self.room // 3)
-        looks = 2 + (self.size(focus) if focus else 0)
-        acts = 2 if calls is None else self.size(calls)
-        rest = self.room - self.skeleton - looks - acts
-        rung = self.rung(rest - MIN_MESSAGE_BYTES)
-        delta = self.delta_of(rung, 0)
-        spare = rest - self.delta_bytes(rung) - 2
-        said = text(1, MAX_MESSAGE_CHARS, spare, blank=False) if spare >= 4 and facts.may_reply else None
-        maybe_said = any_of([_SILENT, said]) if said else _SILENT
-        maybe_calls = any_of([_EMPTY, calls]) if calls else _EMPTY
+        focus = self.focus(self.room // 4) if facts.may_look else None
+        acts = facts.may_act and len(self.toolbox) > 0
+        least = (focus.size if focus else 2) + (MIN_MESSAGE_BYTES if facts.may_reply else 2)
+        calls = self.calls(self.room // 3) or self.needed_calls(self.room - least - 2) if acts else None
+        rest = self.room - (focus.size if focus else 2) - (calls.size if calls else 2)
+        rung = self.rung((rest - MIN_MESSAGE_BYTES) * 2 // 3)
+        said = self.message(rest - self.size(rung)) if facts.may_reply else None
+        delta, maybe_calls, maybe_said = self.delta(rung), _or(_EMPTY, calls), _or(_SILENT, said)
         shapes = []
         if focus is not None:
-            shapes.append(_step(focus, delta, maybe_calls, maybe_said))
+            shapes.append(_shape(focus, delta, maybe_calls, maybe_said))
         if calls is not None:
-            shapes.append(_step(_EMPTY, delta, calls, maybe_said))
+            shapes.append(_shape(_EMPTY, delta, calls, maybe_said))
         if said is not None:
-            shapes.append(_step(_EMPTY, delta, _EMPTY, said))
+            shapes.append(_shape(_EMPTY, delta, _EMPTY, said))
         if facts.may_note and rung is not None:
-            shapes.append(_step(_EMPTY, self.delta_of(rung, 1), _EMPTY, _SILENT))
-        return shapes if rest >= 2 else []
+            shapes.append(_shape(_EMPTY, self.delta(rung, least=1), _EMPTY, _SILENT))
+        return shapes
 
-    def act(self, focus_bytes: int, message_bytes: int, message: Schema) -> Schema:
-        spare = self.room - self.skeleton - focus_bytes - message_bytes
-        rung = self.rung(spare // 2)
-        delta = self.delta_of(rung, 0)
-        while True:
-            try:
-                calls = self.calls(spare - self.delta_bytes(rung))
-            except GrammarError:
-                if rung is None:
-                    raise
-                rung = self.smaller(rung)
-                delta = self.delta_of(rung, 0)
-                continue
-            return _step(_EMPTY, delta, calls, message)
-
-    def reply(self, focus: Schema, calls: Schema) -> Schema | None:
-        spare = self.room - self.skeleton - 4 - 2
-        rung = self.rung(spare // 2)
-        delta = self.delta_of(rung, 0)
-        spare -= self.delta_bytes(rung)
-        if spare < MIN_MESSAGE_BYTES:
-            return None
-        return _step(focus, delta, calls, text(1, MAX_MESSAGE_CHARS, spare, blank=False))
-
-    def size(self, schema: Schema) -> int:
-        return worst_bytes(schema, self.defs)
-
-    # --- focus
-
-    def focus(self) -> Schema | None:
+    def focus(self, room: int) -> _Part | None:
         if not self.facts.openable:
             return None
-        longest = max(map(_quoted, self.facts.openable))
-        most = min(MAX_FOCUS, (self.room - self.skeleton - 6 - 2) // (longest + 1))
+        longest = max(_quoted(i) for i in self.facts.openable)
+        most = min(MAX_FOCUS, (room - 2) // (longest + 1))
         if most < 1:
             return None
-        self.defs["open"] = {"enum": list(self.facts.openable)}
-        return array({"$ref": "#/$defs/open"}, 1, most)
+        self.defs["open"] = _enum(self.facts.openable)
+        return _Part(
+            f'{{"type":"array","items":{_ref("open")},"minItems":1,"maxItems":{most}}}',
+            2 + most * (longest + 1),
+        )
 
-    # --- delta
+    def message(self, room: int) -> _Part | None:
+        """A text that says something, or None if a few words don't fit."""
+        if room < MIN_MESSAGE_BYTES:
+            return None
+        schema = text(1, MAX_MESSAGE_CHARS, room - 2, blank=False, plain=self.profile == "xgrammar")
+        return _Part(_dump(schema), worst_bytes(schema))
+
+    # --- the delta
+
+    def size(self, rung: _Rung | None) -> int:
+        return 2 if rung is None else _delta_bytes(rung, self.ids)
 
     def rung(self, room: int) -> _Rung | None:
         """The largest rung whose longest delta fits `room` bytes."""
-        return next((rung for rung in _RUNGS if self.delta_bytes(rung) <= room), None)
+        return next((rung for rung in _RUNGS if self.size(rung) <= room), None)
 
-    def smaller(self, rung: _Rung) -> _Rung | None:
-        after = _RUNGS.index(rung) + 1
-        return _RUNGS[after] if after < len(_RUNGS) else None
-
-    def delta(self, other: int, *, least: int = 0) -> Schema | None:
-        """The largest delta beside `other` bytes; None if `least` operations don't fit."""
-        rung = self.rung((self.room - self.skeleton - other) // (1 if least else 2))
-        if rung is None and self.room < self.skeleton + other + 2:
-            return None
-        return None if rung is None and least else self.delta_of(rung, least)
-
-    def delta_of(self, rung: _Rung | None, least: int) -> Schema:
+    def delta(self, rung: _Rung | None, *, least: int = 0) -> _Part:
+        """Adds first, the n-th of them under the n-th free number, then updates and removes."""
         if rung is None:
             return _EMPTY
-        key = f"ops{_RUNGS.index(rung)}"
+        key = f"op{_RUNGS.index(rung)}"
         if f"{key}_0" not in self.defs:
             self.define(rung, key)
-        items = [{"$ref": f"#/$defs/{key}_{i}"} for i in range(rung.ops)]
-        return {"type": "array", "prefixItems": items, "minItems": least, "maxItems": rung.ops}
+        adds = [_ref(f"{key}_{place}") for place in range(rung.ops)]
+        if not (rung.changes and self.facts.own):
+            return _Part(_tuple(adds, least), self.size(rung))
+        change = _ref(f"{key}_change")
+        # One array for each number of adds: a ref to a sibling then always finds it before itself.
+        options = [_tuple(adds[:n] + [change] * (rung.ops - n), max(n, least)) for n in range(rung.ops + 1)]
+        return _Part(f'{{"anyOf":[{",".join(options)}]}}', self.size(rung))
 
     def define(self, rung: _Rung, key: str) -> None:
-        """One definition per place in the delta: the n-th operation may only take the n-th free id."""
-        tail = self.tail(rung, key)
-        changes = self.changes(rung, tail)
-        for place in range(rung.ops):
-            number = self.facts.next_number + place
-            adds = [
-                closed(
-                    {"op": _ADD, "type": {"enum": [kind]}, "id": {"enum": [f"{letter}{number}"]}, **tail},
-                    ["op", "type", "id", *(name for name in tail if name in _REQUIRED)],
-                )
-                for kind, letter in ID_LETTER.items()
-            ]
-            self.defs[f"{key}_{place}"] = {"anyOf": adds + changes}
-
-    def tail(self, rung: _Rung, key: str) -> dict[str, Schema]:
-        """What follows the id of an operation, shared by all of them."""
-        self.defs[f"{key}_summary"] = text(1, 1_000, rung.summary, lines=False, blank=False)
-        tail: dict[str, Schema] = {"summary": {"$ref": f"#/$defs/{key}_summary"}}
-        if rung.content:
-            self.defs[f"{key}_content"] = text(0, 100_000, rung.content)
-            tail["content"] = {"$ref": f"#/$defs/{key}_content"}
-        if rung.slots:
-            slot = closed({"name": _SLOT_NAME, "value": text(0, 256, rung.slot_value, lines=False)})
-            self.defs[f"{key}_slots"] = array(slot, 0, rung.slots)
-            tail["slots"] = {"$ref": f"#/$defs/{key}_slots"}
-        if rung.refs and self.facts.resolvable:
-            self.defs["node"] = {"enum": list(self.facts.resolvable)}
-            ref = closed({"relation": _RELATION, "target": {"$ref": "#/$defs/node"}})
-            self.defs[f"{key}_refs"] = array(ref, 0, rung.refs)
-            tail["refs"] = {"$ref": f"#/$defs/{key}_refs"}
-        else:
-            tail["refs"] = _EMPTY
-        if rung.evidence and self.facts.evidence:
-            self.defs["raw"] = {"enum": list(self.facts.evidence)}
-            tail["evidence"] = array({"$ref": "#/$defs/raw"}, 0, rung.evidence)
-        else:
-            tail["evidence"] = _EMPTY
-        if rung.dated:
-            tail["valid_until"] = {"type": "string", "format": "date"}
-            tail["confidence"] = {"type": "number", "minimum": 0, "maximum": 1, "multipleOf": 0.01}
-        return tail
-
-    def changes(self, rung: _Rung, tail: Mapping[str, Schema]) -> list[Schema]:
-        if not rung.changes or not self.facts.own:
-            return []
-        self.defs["own"] = {"enum": list(self.facts.own)}
-        own: Schema = {"$ref": "#/$defs/own"}
-        update = closed({"op": {"enum": ["update"]}, "id": own, **tail}, ["op", "id", "summary"])
-        return [update, closed({"op": {"enum": ["remove"]}, "id": own})]
-
-    def delta_bytes(self, rung: _Rung | None) -> int:
-        """What `worst_bytes` would say of the rung's delta, without building it."""
-        if rung is None:
-            return 2
         facts = self.facts
-        ref = 27 + 10 + 2 + self.longest_target  # {"relation":"…","target":"…"}
-        cited = 3 + self.longest_evidence
-        number = len(str(facts.next_number + rung.ops))
-        head = max(
-            len('{"op":"add","type":"preference","id":"p"') + number, 24 + max(map(len, facts.own), default=0)
+        for name, ids in (("node", facts.resolvable), ("raw", facts.evidence), ("own", facts.own)):
+            if ids:
+                self.defs[name] = _enum(ids)
+        made = _operations(
+            self.profile, rung, key, bool(facts.resolvable), bool(facts.evidence), bool(facts.own)
         )
-        size = head + len(',"summary":""') + rung.summary + len(',"refs":[],"evidence":[]}')
-        size += (len(',"content":""') + rung.content) if rung.content else 0
-        size += (len(',"slots":[]') + rung.slots * (27 + 20 + rung.slot_value)) if rung.slots else 0
-        size += rung.refs * ref if facts.resolvable else 0
-        size += rung.evidence * cited if facts.evidence else 0
-        size += len(',"valid_until":"2026-01-01","confidence":0.01') if rung.dated else 0
-        return 2 + rung.ops * (size + 1)
+        for name, schema in made.items():
+            for place in range(rung.ops):
+                schema = schema.replace(_free_id(place), f"{ID_PREFIX}{facts.next_number + place}")
+            self.defs[name] = schema
 
     # --- calls
 
-    def calls(self, room: int) -> Schema:
-        """The largest tool calls that fit `room` bytes.
+    def act(self, rung: _Rung | None) -> tuple[_Part, _Part]:
+        """A delta and calls that fit together; the delta gives way first."""
+        smaller = _RUNGS[_RUNGS.index(rung) :] if rung else ()
+        for delta in smaller:
+            calls = self.calls(self.room - 4 - self.size(delta))
+            if calls is not None:
+                return self.delta(delta), calls
+        return _EMPTY, self.needed_calls(self.room - 6)
+
+    def calls(self, room: int) -> _Part | None:
+        """The largest tool calls that fit `room` bytes."""
+        for index, (most, _) in enumerate(_CALL_RUNGS):
+            item = _call_of(self.profile, self.toolbox, index)
+            if item is not None and 2 + most * (item.size + 1) <= room:
+                self.defs["call"] = item.text
+                array_text = f'{{"type":"array","items":{_ref("call")},"minItems":1,"maxItems":{most}}}'
+                return _Part(array_text, 2 + most * (item.size + 1))
+        return None
+
+    def needed_calls(self, room: int) -> _Part:
+        """The largest calls that fit `room`.
 
         Raises:
-            GrammarError: even the shortest call of some tool doesn't fit.
+            GrammarError: the shortest call of some tool doesn't fit.
         """
-        error: GrammarError | None = None
-        for index in range(len(_CALL_RUNGS)):
-            made = _calls(self.profile, self.toolbox, index)
-            if isinstance(made, GrammarError):
-                error = made
-            elif 2 + made.most * (made.item_bytes + 1) <= room:
-                self.defs["call"] = made.item
-                return array({"$ref": "#/$defs/call"}, 1, made.most)
-            else:
-                error = self.too_long(made)
-        assert error is not None
-        raise error
-
-    def too_long(self, made: _Calls) -> GrammarError:
+        calls = self.calls(room)
+        if calls is not None:
+            return calls
+        limits = _CALL_RUNGS[-1][1]
         tool, size = max(
-            ((tool, worst_bytes(_call(self.profile, tool, _CALL_RUNGS[-1][1]))) for tool in self.toolbox),
+            ((tool, worst_bytes(_call(self.profile, tool, limits))) for tool in self.toolbox),
             key=lambda pair: pair[1],
         )
-        needed = size + 3 + self.skeleton + 6 + MARGIN
-        return GrammarError(
-            f"tool {tool.name}: its shortest bounded call needs max_tokens >= {needed}, and a step has {self.room + MARGIN}",
+        raise GrammarError(
+            f"tool {tool.name}: its shortest bounded call needs max_tokens of {size + 3 + self.max_tokens - room}, "
+            f"and this step has {self.max_tokens}",
             tool=tool.name,
             keyword="max_tokens",
             hint="Raise max_tokens, or bound the tool's parameters (max_length, enum, fewer fields).",
         )
 
 
-_ADD: Schema = {"enum": ["add"]}
-_SILENT: Schema = {"enum": [""]}
-_REQUIRED = {"summary", "refs", "evidence"}
+@dataclass(frozen=True)
+class _Ids:
+    """Characters of the longest ids of a step."""
+
+    number: int
+    target: int
+    evidence: int
+    own: int
 
 
-def _step(focus: Schema, delta: Schema, calls: Schema, message: Schema) -> Schema:
-    return closed(
-        {"state_focus": focus, "state_delta": delta, "tool_calls": calls, "assistant_message": message}
-    )
+@lru_cache(maxsize=4096)
+def _delta_bytes(rung: _Rung, ids: _Ids) -> int:
+    """The longest delta of a rung; tests hold it against `worst_bytes` of the schema."""
+    add = len('{"op":"add","type":"preference","id":""') + len(ID_PREFIX) + ids.number
+    update = len('{"op":"update","id":""') + ids.own
+    size = max(add, update) + len(',"summary":"","refs":[],"evidence":[]}') + rung.summary
+    if rung.content:
+        size += len(',"content":""') + rung.content
+    if rung.slots:
+        size += len(',"slots":[]') + rung.slots * (
+            len('{"name":"","value":""},') + _SLOT_NAME_LENGTH + rung.slot_value
+        )
+    if ids.target or rung.ops > 1:
+        target = max(ids.target, len(ID_PREFIX) + ids.number)
+        size += rung.refs * (len('{"relation":"supersedes","target":""},') + target)
+    if ids.evidence:
+        size += rung.evidence * (ids.evidence + 3)
+    if rung.dated:
+        size += len(',"valid_until":"2026-01-01","confidence":0.012345')
+    return 2 + rung.ops * (size + 1)
 
 
-_CALLS: WeakKeyDictionary[Toolbox, dict[tuple[Profile, int], _Calls | GrammarError]] = WeakKeyDictionary()
+ID_PREFIX = "n"
+"""Nodes are numbered through the space, whatever their type, so that a delta can name its own siblings."""
+_SLOT_NAME_LENGTH = 20
+_RELATIONS = ["supports", "derives", "follows", "supersedes"]
 
 
-def _calls(profile: Profile, toolbox: Toolbox, index: int) -> _Calls | GrammarError:
-    """Calls under one rung; built once per toolbox, for they don't depend on the step."""
+def _free_id(place: int) -> str:
+    """Stands for the id at a place of the delta in the cached texts of `_operations`; nothing else there has an @."""
+    return f"@{place}@"
+
+
+@lru_cache(maxsize=256)
+def _operations(
+    profile: Profile, rung: _Rung, key: str, refs: bool, cited: bool, own: bool
+) -> dict[str, str]:
+    """Definitions of a rung's operations: shared fields, an add for each place, and the changes."""
+    parts = _fields(profile, rung, cited)
+    made = {f"{key}_{name}": _dump(schema) for name, schema in parts.items()}
+    fields = {name: _def(f"{key}_{name}") for name in parts}
+    before = {name: fields[name] for name in parts if name in ("summary", "content", "slots")}
+    after = {name: fields[name] for name in parts if name not in before}
+    for place in range(rung.ops):
+        head: dict[str, Schema] = {
+            "op": {"enum": ["add"]},
+            "type": {"enum": list(get_args(NodeType))},
+            "id": {"enum": [_free_id(place)]},
+        }
+        siblings = [_free_id(earlier) for earlier in range(place)]
+        links = _links(rung, refs, siblings)
+        required = ["op", "type", "id", "summary", "refs", "evidence"]
+        made[f"{key}_{place}"] = _dump(closed({**head, **before, "refs": links, **after}, required))
+    if rung.changes and own:
+        mine = _def("own")
+        what = {**before, "refs": _links(rung, refs, []), **after}
+        update = closed({"op": {"enum": ["update"]}, "id": mine, **what}, ["op", "id", "summary"])
+        remove = closed({"op": {"enum": ["remove"]}, "id": mine})
+        made[f"{key}_change"] = _dump(any_of([update, remove]))
+    return made
+
+
+def _fields(profile: Profile, rung: _Rung, cited: bool) -> dict[str, Schema]:
+    """What an operation may say besides its id and refs."""
+    plain = profile == "xgrammar"
+    fields: dict[str, Schema] = {
+        "summary": text(1, 1_000, rung.summary, lines=False, blank=False, plain=plain)
+    }
+    if rung.content:
+        fields["content"] = text(0, 100_000, rung.content, plain=plain)
+    if rung.slots:
+        name = {"type": "string", "pattern": f"^[A-Za-z][A-Za-z0-9_]{{0,{_SLOT_NAME_LENGTH - 1}}}$"}
+        slot = closed({"name": name, "value": text(0, 256, rung.slot_value, lines=False, plain=plain)})
+        fields["slots"] = array(slot, 0, rung.slots)
+    fields["evidence"] = array(_def("raw"), 0, rung.evidence) if cited and rung.evidence else _NO_ITEMS
+    if rung.dated:
+        fields["valid_until"] = {"type": "string", "format": "date"}
+        step: Schema = {"multipleOf": 0.01} if profile == "guidance" else {}
+        fields["confidence"] = {"type": "number", "minimum": 0, "maximum": 1, **step}
+    return fields
+
+
+_NO_ITEMS: Schema = {"type": "array", "maxItems": 0}
+
+
+def _links(rung: _Rung, refs: bool, siblings: Sequence[str]) -> Schema:
+    """Refs to nodes that exist, or that this very delta has added before."""
+    targets: list[Schema] = [_def("node")] if refs else []
+    if siblings:
+        targets.append({"enum": list(siblings)})
+    if not targets or not rung.refs:
+        return _NO_ITEMS
+    return array(closed({"relation": {"enum": _RELATIONS}, "target": any_of(targets)}), 0, rung.refs)
+
+
+def _def(name: str) -> Schema:
+    return {"$ref": f"#/$defs/{name}"}
+
+
+def _tuple(items: Sequence[str], least: int) -> str:
+    return f'{{"type":"array","prefixItems":[{",".join(items)}],"minItems":{least},"maxItems":{len(items)}}}'
+
+
+_CALLS: WeakKeyDictionary[Toolbox, dict[tuple[Profile, int], _Part | None]] = WeakKeyDictionary()
+
+
+def _call_of(profile: Profile, toolbox: Toolbox, index: int) -> _Part | None:
+    """A call under one rung, made once per toolbox; None if some tool's declared minimum is above the rung."""
     known = _CALLS.setdefault(toolbox, {})
     if (profile, index) not in known:
-        most, limits = _CALL_RUNGS[index]
         try:
-            item = any_of([_call(profile, tool, limits) for tool in toolbox])
-            known[profile, index] = _Calls(most, item, worst_bytes(item))
+            schema = any_of([_call(profile, tool, _CALL_RUNGS[index][1]) for tool in toolbox])
+            known[profile, index] = _Part(_dump(schema), worst_bytes(schema))
         except GrammarError as error:
-            known[profile, index] = error
+            if index == len(_CALL_RUNGS) - 1 and not any(known.values()):
+                raise error from None
+            known[profile, index] = None
     return known[profile, index]
 
 
@@ -419,11 +474,158 @@ def _call(profile: Profile, tool: Tool, limits: Limits) -> Schema:
     return closed({"name": {"enum": [tool.name]}, "arguments": arguments})
 
 
-@lru_cache(maxsize=4096)
+def _shape(focus: _Part, delta: _Part, calls: _Part, message: _Part) -> str:
+    return (
+        f'{{"type":"object","properties":{{"state_focus":{focus.text},"state_delta":{delta.text},'
+        f'"tool_calls":{calls.text},"assistant_message":{message.text}}},'
+        '"required":["state_focus","state_delta","tool_calls","assistant_message"],"additionalProperties":false}'
+    )
+
+
+def _or(nothing: _Part, something: _Part | None) -> _Part:
+    if something is None:
+        return nothing
+    return _Part(f'{{"anyOf":[{nothing.text},{something.text}]}}', max(nothing.size, something.size))
+
+
+def _ref(name: str) -> str:
+    return f'{{"$ref":"#/$defs/{name}"}}'
+
+
+def _enum(values: Iterable[str]) -> str:
+    return f'{{"enum":{_dump(list(values))}}}'
+
+
+def _longest(ids: Iterable[str]) -> int:
+    return max((_quoted(i) - 2 for i in ids), default=0)
+
+
+@lru_cache(maxsize=65_536)
 def _quoted(value: str) -> int:
-    return len(json.dumps(value, ensure_ascii=False).encode())
+    return len(_dump(value).encode())
 
 
-def _compact(schema: Schema) -> str:
+def _dump(value: Any) -> str:
     """JSON text in the order of the schema: the order of properties is the order in which the model writes them."""
-    return json.dumps(schema, ensure_ascii=False, separators=(",", ":"))
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+
+
+# --- outlines: one grammar per tool set ---------------------------------------------------------------------------
+
+_FOCUS_ID = "[a-z][a-z0-9_]*(#[1-9][0-9]*)?"
+_NODE_ID = "[a-z][a-z0-9_]*"
+_VALUE = (
+    r'("([^"\\\x00-\x1F\x7F-\x9F]|\\["\\/bfnrt])*"|(-)?(0|[1-9][0-9]*)(\.[0-9]+)?|true|false|null)'
+    # the string is Outlines' own, written out, so that the automaton shares its states
+)
+_LIST = rf"\[({_VALUE}(,{_VALUE})*)?\]"
+_KEY = r'"[A-Za-z_][A-Za-z0-9_]*"'
+_FLAT = rf"\{{({_KEY}:({_VALUE}|{_LIST})(,{_KEY}:({_VALUE}|{_LIST}))*)?\}}"
+_ANY_ARGUMENTS = rf"\{{({_KEY}:({_VALUE}|{_LIST}|{_FLAT})(,{_KEY}:({_VALUE}|{_LIST}|{_FLAT}))*)?\}}"
+"""Arguments two levels deep, whatever their names."""
+
+_REGEXES: WeakKeyDictionary[Toolbox, dict[tuple[str, bool, bool], str]] = WeakKeyDictionary()
+
+
+def _static_regex(toolbox: Toolbox, defer: str, looks: bool, acts: bool) -> str:
+    known = _REGEXES.setdefault(toolbox, {})
+    key = (defer, looks, acts)
+    if key not in known:
+        known[key] = _affordable(_step_regex(toolbox, defer, looks, acts), toolbox)
+    return known[key]
+
+
+def _step_regex(toolbox: Toolbox, defer: str, looks: bool, acts: bool) -> str:
+    focus = rf'\["{_FOCUS_ID}"(,"{_FOCUS_ID}"){{0,{MAX_FOCUS - 1}}}\]'
+    delta = _delta_regex()
+    said = r'"([^"\\\x00-\x20\x7F-\x9F]|\\["\\])([^"\\\x00-\x1F\x7F-\x9F]|\\["\\/bfnrt])*"'
+    call = "(" + "|".join(_call_regex(tool, len(toolbox)) for tool in toolbox) + ")"
+    calls = rf"\[{call}(,{call})?\]"
+    if defer == "trust":
+        middle = [
+            (
+                rf"({focus}|\[\])" if looks else r"\[\]",
+                rf"({calls}|\[\])" if acts else r"\[\]",
+                rf'({said}|"")',
+            )
+        ]
+        return _tail_regex(middle, delta)
+    shapes = [(r"\[\]", r"\[\]", rf'({said}|"")')]
+    if looks:
+        shapes.append((focus, r"\[\]", '""'))
+    if acts:
+        shapes.append((r"\[\]", calls, '""'))
+    return _tail_regex(shapes, delta)
+
+
+def _tail_regex(shapes: Sequence[tuple[str, str, str]], delta: str) -> str:
+    return (
+        "("
+        + "|".join(
+            rf'\{{"state_focus":{focus},"state_delta":{delta},"tool_calls":{calls},"assistant_message":{message}\}}'
+            for focus, calls, message in shapes
+        )
+        + ")"
+    )
+
+
+@lru_cache(maxsize=1)
+def _delta_regex() -> str:
+    refs = array(closed({"relation": {"enum": _RELATIONS}, "target": _pattern(_NODE_ID)}), 0, 4)
+    fields: dict[str, Schema] = {
+        "summary": {"type": "string"},
+        "refs": refs,
+        "evidence": array(_pattern("t[1-9][0-9]*"), 0, 4),
+    }
+    kinds: Schema = {"enum": list(get_args(NodeType))}
+    add = closed({"op": {"enum": ["add"]}, "type": kinds, "id": _pattern(_NODE_ID), **fields})
+    update = closed({"op": {"enum": ["update"]}, "id": _pattern(_NODE_ID), "summary": {"type": "string"}})
+    remove = closed({"op": {"enum": ["remove"]}, "id": _pattern(_NODE_ID)})
+    op = "(" + "|".join(_regex_of(one) for one in (add, update, remove)) + ")"
+    return rf"\[({op}(,{op}){{0,3}})?\]"
+
+
+def _call_regex(tool: Tool, tools: int) -> str:
+    head = rf'\{{"name":"{tool.name}","arguments":'
+    schema = bounded("outlines", tool.name, tool.schema, ROOMY).schema
+    if not schema["properties"]:
+        return head + r"\{\}\}"
+    arguments = _regex_of(schema) if tools <= MAX_CLOSED_TOOLS else _ANY_ARGUMENTS
+    return head + arguments + r"\}"
+
+
+def _pattern(pattern: str) -> Schema:
+    return {"type": "string", "pattern": f"^{pattern}$"}
+
+
+def _regex_of(schema: Schema) -> str:
+    """Outlines' own regular expression for a schema, without blanks between tokens."""
+    # Outlines takes seconds to import, and only its own profile needs it.
+    from outlines.types.dsl import JsonSchema, to_regex  # noqa: PLC0415
+
+    return str(to_regex(JsonSchema(_dump(schema), whitespace_pattern="")))
+
+
+def _affordable(regex: str, toolbox: Toolbox) -> str:
+    """`regex`, if compiling it for a large vocabulary is bearable.
+
+    Raises:
+        GrammarError: its automaton has more than `MAX_STATES` states.
+    """
+    states = count_states(regex)
+    if states > MAX_STATES:
+        raise GrammarError(
+            f"the outlines profile is too costly for these {len(toolbox)} tools: {states} states, at most {MAX_STATES}",
+            tool=max(toolbox, key=lambda tool: len(_dump(tool.schema))).name if len(toolbox) else "",
+            keyword="states",
+            hint="Use the guidance profile, offer fewer tools, or give them fewer and simpler parameters.",
+        )
+    return regex
+
+
+def count_states(regex: str) -> int:
+    """States of the automaton that outlines_core builds; its cost is about this times the size of the vocabulary."""
+    from outlines_core import Index, Vocabulary  # noqa: PLC0415
+
+    vocabulary = Vocabulary(256, {bytes([code]): [code] for code in range(256)})
+    return len(Index(regex, vocabulary).get_transitions())

@@ -1,21 +1,24 @@
 """Which JSON Schema a grammar can hold, and the bounds that make its longest sentence finite.
 
 `bounded` turns a tool's schema into the one the engine masks with: references inlined, objects closed, every
-string, array, map and number bounded. What a profile's matcher would ignore or get wrong is rewritten as the
-table below says, or refused with a `GrammarError` that names tool, path and keyword. Nothing is weakened in
-silence: what the grammar can't hold exactly is listed as a note, and is then checked by the tool's own validation.
+string, array, map and number bounded. What a profile's matcher would ignore or get wrong is rewritten as the table
+says, or refused with a `GrammarError` that names tool, path and keyword. Nothing is weakened in silence: what the
+grammar doesn't hold exactly is listed as a note, and is checked by the tool's own validation of every call.
 
-    $ref                  inlined; recursion is refused
-    oneOf                 anyOf, when a discriminator or the types keep the branches apart
-    type list             anyOf
-    integer without bounds    -999,999,999,999 .. 999,999,999,999
-    number without bounds     -999,999,999 .. 999,999,999, six decimals (or those of multipleOf)
-    number below zero     also as a quoted decimal, "-33.86": no released matcher bounds the digits of negative decimals
-    string, array, map    at most `Limits` long; a shorter declared bound stays
-    map keys              1 to 24 ASCII letters, digits, blanks and _.:/-
+    $ref                   inlined; recursion is refused
+    oneOf                  anyOf, when a discriminator or the types keep the branches apart
+    type list              anyOf
+    integer                -999,999,999,999 .. 999,999,999,999 where it has no bounds
+    number                 -999,999,999 .. 999,999,999 where it has no bounds; six decimals, or those of multipleOf
+    number below zero      guidance: may also be quoted, "-33.86", for its matcher doesn't bound their digits otherwise
+    string, array, map     at most `Limits` long; a shorter declared bound stays
+    map keys               1 to 24 ASCII letters, digits, blanks and _.:/-
+    texts under xgrammar   without quotes, backslashes and newlines, which its patterns can't escape
+    under outlines         bounds of numbers, and those of long texts and lists, become notes: its matcher ignores
+                           the former, and its automaton grows with the latter
 
-The last page of this file computes the longest sentence of such a schema in bytes. A byte-level tokenizer may spend
-one token on each, so that many tokens are always enough.
+The last part of this file computes the longest sentence of such a schema in bytes. A byte-level tokenizer may spend
+a token on each, so that many tokens are always enough.
 """
 
 import json
@@ -38,12 +41,17 @@ MAX_TOOLS = 64
 MAX_DEPTH = 8
 MAX_BRANCHES = 32
 MAX_ENUM = 1_000
+MAX_OUTLINES_ENUM = 256
+MAX_OUTLINES_TEXT = 32
+MAX_OUTLINES_ITEMS = 4
 MAX_SIZE = 4_000
 """Subschemas of one tool after references are inlined."""
 MAX_INTEGER = 999_999_999_999
 MAX_NUMBER = 999_999_999
 DECIMALS = 6
 MAX_TEXT = 100_000
+MAX_XGRAMMAR_TEXT = 400
+"""Characters; xgrammar's compile time grows with the bound (5.8 s for 1,000 on a vocabulary of 152,000)."""
 MAP_KEY = "^[A-Za-z0-9_ .:/-]{1,24}$"
 
 _NOTES = {
@@ -57,6 +65,8 @@ _NOTES = {
     "$comment",
     "$schema",
 }
+_BY_TOOL = "checked by the tool, not by the grammar"
+_ESCAPED = (ord('"'), ord("\\"), ord("\n"))
 _FORMATS = {"date": 12, "time": 32, "date-time": 42, "uuid": 38, "email": 66, "uri": 202, "ipv4": 17}
 """Accepted formats with the most bytes each may take, quotes included."""
 _OPEN_FORMATS = {"time": 30, "date-time": 40, "email": 64, "uri": 200}
@@ -86,6 +96,7 @@ class Bounded:
     schema: Schema
     notes: tuple[str, ...]
     worst_bytes: int
+    """Longest sentence; 0 where there is none, under outlines."""
 
 
 def check_tool_schema(profile: Profile, tool: str, schema: Mapping[str, Any]) -> Bounded:
@@ -106,7 +117,7 @@ def bounded(profile: Profile, tool: str, schema: Mapping[str, Any], limits: Limi
     """
     rewriter = _Rewriter(profile, tool, schema.get("$defs", {}), limits)
     rewritten = rewriter.rewrite({k: v for k, v in schema.items() if k != "$defs"}, "", 0)
-    return Bounded(rewritten, tuple(rewriter.notes), worst_bytes(rewritten))
+    return Bounded(rewritten, tuple(rewriter.notes), 0 if profile == "outlines" else worst_bytes(rewritten))
 
 
 class _Rewriter:
@@ -185,8 +196,9 @@ class _Rewriter:
         self.only(schema, path, "enum", "const", "type")
         keyword = "enum" if "enum" in schema else "const"
         values = list(schema["enum"]) if keyword == "enum" else [schema["const"]]
-        if not values or len(values) > MAX_ENUM:
-            raise self.refuse(path, keyword, f"{len(values)} values; 1 to {MAX_ENUM} can be held")
+        most = MAX_OUTLINES_ENUM if self.profile == "outlines" else MAX_ENUM
+        if not 1 <= len(values) <= most:
+            raise self.refuse(path, keyword, f"{len(values)} values; 1 to {most} can be held")
         for value in values:
             if not (value is None or isinstance(value, (bool, int, float, str))):
                 raise self.refuse(path, keyword, "only texts, numbers, true, false and null can be listed")
@@ -248,11 +260,17 @@ class _Rewriter:
             name: self.rewrite(value, f"{path}/properties/{_escape(name)}", depth + 1)
             for name, value in declared.items()
         }
+        if self.profile == "outlines" and not properties and depth > 0:
+            raise self.refuse(path, "properties", "this profile can't hold an empty object inside another")
         return closed(properties, [name for name in properties if name in schema.get("required", ())])
 
     def _map(self, schema: Mapping[str, Any], path: str, depth: int) -> Schema:
         self.only(schema, path, "type", "additionalProperties", "maxProperties")
         value = self.rewrite(schema["additionalProperties"], f"{path}/additionalProperties", depth + 1)
+        if self.profile == "outlines":
+            if "maxProperties" in schema:
+                self.note(path, "maxProperties", _BY_TOOL)
+            return {"type": "object", "additionalProperties": value}
         entries = min(schema.get("maxProperties", self.limits.items), self.limits.items)
         return {
             "type": "object",
@@ -265,10 +283,21 @@ class _Rewriter:
         if "prefixItems" in schema:
             return self._tuple(schema, path, depth)
         self.only(schema, path, "type", "items", "minItems", "maxItems")
-        low = schema.get("minItems", 0)
-        high = min(schema.get("maxItems", self.limits.items), max(self.limits.items, low))
         items = self.rewrite(schema.get("items", {}), f"{path}/items", depth + 1)
-        return {"type": "array", "items": items, **({"minItems": low} if low else {}), "maxItems": high}
+        if self.profile == "outlines":
+            kept = self._few(schema, path, "minItems", "maxItems", MAX_OUTLINES_ITEMS)
+            return {"type": "array", "items": items, **kept}
+        low = schema.get("minItems", 0)
+        return array(items, low, min(schema.get("maxItems", self.limits.items), max(self.limits.items, low)))
+
+    def _few(self, schema: Mapping[str, Any], path: str, least: str, most: str, limit: int) -> Schema:
+        """Bounds as outlines can afford them: all of them if they are small, else a note."""
+        declared = {keyword: schema[keyword] for keyword in (least, most) if keyword in schema}
+        if schema.get(most, schema.get(least, 0)) <= limit:
+            return declared
+        for keyword in declared:
+            self.note(path, keyword, _BY_TOOL)
+        return {}
 
     def _tuple(self, schema: Mapping[str, Any], path: str, depth: int) -> Schema:
         self.only(schema, path, "type", "prefixItems", "minItems", "maxItems", "items")
@@ -285,11 +314,15 @@ class _Rewriter:
         low, high = schema.get("minLength", 0), schema.get("maxLength", MAX_TEXT)
         if low > high:
             raise self.refuse(path, "minLength", f"{low} is more than maxLength {high}")
+        if self.profile == "outlines":
+            return self._unbounded_string(schema, path)
         if "pattern" not in schema:
             if low > self.limits.text_bytes // 4:
                 raise self.refuse(path, "minLength", f"{low} characters need {4 * low} bytes of room")
-            return text(low, high, self.limits.text_bytes)
+            return text(low, high, self.limits.text_bytes, plain=self.profile == "xgrammar")
         narrowest, widest = self._pattern_width(schema["pattern"], path)
+        if self.profile == "xgrammar":
+            return self._pattern_alone(schema, path, narrowest, widest)
         high = min(high, widest, max(self.limits.text_bytes // 4, narrowest, low))
         if high < narrowest:
             raise self.refuse(
@@ -297,6 +330,23 @@ class _Rewriter:
             )
         bounds = {**({"minLength": low} if low > narrowest else {}), "maxLength": high}
         return {"type": "string", "pattern": schema["pattern"], **bounds}
+
+    def _unbounded_string(self, schema: Mapping[str, Any], path: str) -> Schema:
+        if "pattern" not in schema:
+            return {"type": "string", **self._few(schema, path, "minLength", "maxLength", MAX_OUTLINES_TEXT)}
+        self._pattern_width(schema["pattern"], path)
+        for keyword in {"minLength", "maxLength"} & set(schema):
+            self.note(path, keyword, _BY_TOOL)
+        return {"type": "string", "pattern": schema["pattern"]}
+
+    def _pattern_alone(self, schema: Mapping[str, Any], path: str, narrowest: int, widest: int) -> Schema:
+        """Of xgrammar, which takes no lengths beside a pattern."""
+        if widest > self.limits.text_bytes // 4 and widest > narrowest:
+            hint = "Bound its repetitions, such as {1,20} instead of +."
+            raise self.refuse(path, "pattern", f"its longest match has {widest} characters", hint)
+        for keyword in {"minLength", "maxLength"} & set(schema):
+            self.note(path, keyword, _BY_TOOL)
+        return {"type": "string", "pattern": schema["pattern"]}
 
     def _pattern_width(self, pattern: str, path: str) -> tuple[int, int]:
         try:
@@ -317,6 +367,9 @@ class _Rewriter:
             raise self.refuse(path, "pattern", f"{pattern!r} is not anchored at both ends", hint)
         if parsed.state.flags & ~re.UNICODE:
             raise self.refuse(path, "pattern", f"{pattern!r}: inline flags can't be held")
+        if self.profile != "guidance" and _may_escape(parsed):
+            hint = "List the characters that are allowed, without quote, backslash and newline."
+            raise self.refuse(path, "pattern", f"{pattern!r} matches what JSON must escape", hint)
         narrowest, widest = parsed.getwidth()
         return int(narrowest), int(min(widest, 1 << 30))
 
@@ -326,6 +379,11 @@ class _Rewriter:
         if name not in _FORMATS:
             hint = f"Known formats: {', '.join(_FORMATS)}. A pattern may say the same."
             raise self.refuse(path, "format", f"{name!r} is enforced by no grammar", hint)
+        if self.profile != "guidance" and name in _OPEN_FORMATS:
+            if self.profile == "xgrammar":
+                raise self.refuse(path, "format", f"{name!r} has no longest text under xgrammar")
+            self.note(path, "format", _BY_TOOL)
+            return {"type": "string"}
         limit = {"maxLength": _OPEN_FORMATS[name]} if name in _OPEN_FORMATS else {}
         return {"type": "string", "format": name, **limit}
 
@@ -344,6 +402,10 @@ class _Rewriter:
         if max(abs(low), abs(high)) > 10**17:
             raise self.refuse(path, "maximum", "bounds beyond 10^17 can't be held")
         step = schema.get("multipleOf")
+        if self.profile == "outlines":
+            return self._outlines_integer(schema, path, low, high)
+        if step is not None and self.profile == "xgrammar":
+            raise self.refuse(path, "multipleOf", "xgrammar ignores it")
         if step is None:
             return {"type": "integer", "minimum": low, "maximum": high}
         if low < 0:
@@ -351,6 +413,19 @@ class _Rewriter:
         if step != int(step) or not 0 < step < 2**31:
             raise self.refuse(path, "multipleOf", f"{step} is no positive whole number below 2^31")
         return {"type": "integer", "minimum": low, "maximum": high, "multipleOf": int(step)}
+
+    def _outlines_integer(self, schema: Mapping[str, Any], path: str, low: int, high: int) -> Schema:
+        step = schema.get("multipleOf", 1)
+        values = [v for v in range(low, min(high, low + 10_000) + 1) if v % step == 0]
+        if high - low < 10_000 and 1 <= len(values) <= MAX_OUTLINES_TEXT:
+            return {"enum": values}
+        self._note_bounds(schema, path)
+        return {"type": "integer"}
+
+    def _note_bounds(self, schema: Mapping[str, Any], path: str) -> None:
+        for keyword in schema:
+            if keyword != "type" and keyword not in _NOTES:
+                self.note(path, keyword, _BY_TOOL)
 
     def _number(self, schema: Mapping[str, Any], path: str, depth: int) -> Schema:
         self.only(
@@ -361,6 +436,13 @@ class _Rewriter:
         high = schema.get("maximum", schema.get("exclusiveMaximum", MAX_NUMBER))
         if low > high or max(abs(low), abs(high)) > 10**12:
             raise self.refuse(path, "minimum", f"{low} .. {high} is empty or reaches beyond 10^12")
+        if self.profile == "outlines":
+            self._note_bounds(schema, path)
+            return {"type": "number"}
+        if self.profile == "xgrammar":
+            if "multipleOf" in schema:
+                raise self.refuse(path, "multipleOf", "xgrammar ignores it")
+            return {k: v for k, v in schema.items() if k not in _NOTES} | _missing_bounds(schema)
         options: list[Schema] = []
         if high >= 0:
             options.append(_nonnegative(schema, low, high, step))
@@ -379,6 +461,12 @@ class _Rewriter:
         if not step > 0 or scaled != int(scaled) or scaled >= 2**31:
             raise self.refuse(path, "multipleOf", f"{step} is no positive decimal of up to {DECIMALS} places")
         return float(step)
+
+
+def _missing_bounds(schema: Mapping[str, Any]) -> Schema:
+    low: Schema = {} if {"minimum", "exclusiveMinimum"} & set(schema) else {"minimum": -MAX_NUMBER}
+    high: Schema = {} if {"maximum", "exclusiveMaximum"} & set(schema) else {"maximum": MAX_NUMBER}
+    return low | high
 
 
 def _nonnegative(schema: Mapping[str, Any], low: float, high: float, step: float) -> Schema:
@@ -403,11 +491,42 @@ def _operators(parsed: Any) -> list[Any]:
     found = []
     for operator, argument in parsed:
         found.append(operator)
-        for part in argument if isinstance(argument, (tuple, list)) else [argument]:
-            for inner in part if isinstance(part, list) else [part]:
-                if isinstance(inner, _sre_parser.SubPattern):
-                    found += _operators(inner)
+        for inner in _inside(operator, argument):
+            found += _operators(inner)
     return found
+
+
+def _may_escape(parsed: Any) -> bool:
+    """Whether a match may hold a character that a JSON string must escape."""
+    for operator, argument in parsed:
+        if operator is _sre.LITERAL and (argument < 32 or argument in _ESCAPED):
+            return True
+        if operator in (_sre.ANY, _sre.NOT_LITERAL):
+            return True
+        if operator is _sre.IN and _set_may_escape(argument):
+            return True
+        if any(_may_escape(inner) for inner in _inside(operator, argument)):
+            return True
+    return False
+
+
+def _inside(operator: Any, argument: Any) -> list[Any]:
+    if operator is _sre.BRANCH:
+        return list(argument[1])
+    return [argument[-1]] if operator in (_sre.MAX_REPEAT, _sre.MIN_REPEAT, _sre.SUBPATTERN) else []
+
+
+def _set_may_escape(members: Any) -> bool:
+    for operator, argument in members:
+        low, high = argument if operator is _sre.RANGE else (argument, argument)
+        if operator is _sre.NEGATE or operator is _sre.CATEGORY and "NOT" in str(argument):
+            return True
+        if operator is _sre.CATEGORY:
+            if "SPACE" in str(argument):
+                return True
+        elif low < 32 or any(low <= code <= high for code in _ESCAPED):
+            return True
+    return False
 
 
 def _one_group(pattern: str) -> bool:
@@ -472,7 +591,9 @@ _WIDTHS = (
 """Bytes per character, the characters that need no more (escaped ones need 2), and those of them that aren't blank."""
 
 
-def text(low: int, high: int, room: int, *, lines: bool = True, blank: bool = True) -> Schema:
+def text(
+    low: int, high: int, room: int, *, lines: bool = True, blank: bool = True, plain: bool = False
+) -> Schema:
     """Text of `low` to `high` characters without control characters, in at most `room` bytes without the quotes.
 
     Where `room` allows few characters of 4 bytes, the pattern also admits longer text of narrower characters: up
@@ -484,7 +605,15 @@ def text(low: int, high: int, room: int, *, lines: bool = True, blank: bool = Tr
         room: bytes of UTF-8, with an escape counted as two.
         lines: whether newlines are allowed.
         blank: whether the text may start with a blank, and so consist of nothing else.
+        plain: keep out all that JSON must escape, for matchers that don't.
     """
+    if plain:
+        banned = '\\x00-\\x1f\\x7f"\\\\'
+        first = f"^{banned} {_BLANK}"
+        return {
+            "type": "string",
+            "pattern": _sequence(first, f"^{banned}", low, min(high, room // 4, MAX_XGRAMMAR_TEXT), blank),
+        }
     newline = "\n" if lines else ""
     if room // 4 >= min(high, COMFORTABLE_CHARS):
         first = f"\\x00-\\x20\\x7f{_BLANK}"
@@ -524,15 +653,15 @@ def worst_bytes(schema: Mapping[str, Any], defs: Mapping[str, Any] | None = None
         return max(len(json.dumps(value, ensure_ascii=False).encode()) for value in schema["enum"])
     if "anyOf" in schema:
         return max(worst_bytes(option, defs) for option in schema["anyOf"])
-    measure = _WORST[str(schema["type"])]
+    measure = _WORST[schema["type"]]
     return measure(schema, defs)
 
 
 def _worst_object(schema: Mapping[str, Any], defs: Mapping[str, Any]) -> int:
     if "patternProperties" in schema:
         (value,) = schema["patternProperties"].values()
-        entry = pattern_bytes(MAP_KEY) + 3 + worst_bytes(value, defs)
-        return 2 + schema["maxProperties"] * (entry + 1)
+        entry = pattern_bytes(MAP_KEY) + 4 + worst_bytes(value, defs)  # xgrammar puts a blank after its comma
+        return 2 + int(schema["maxProperties"]) * (entry + 1)
     members = [
         len(json.dumps(name, ensure_ascii=False).encode()) + 1 + worst_bytes(value, defs)
         for name, value in schema["properties"].items()
@@ -597,9 +726,6 @@ def _set_bytes(members: Any) -> int:
     return most
 
 
-_ESCAPED = (ord('"'), ord("\\"), ord("\n"))
-
-
 def _char_bytes(code: int) -> int:
     return 2 if code in _ESCAPED else len(chr(code).encode("utf-8", "surrogatepass"))
 
@@ -610,8 +736,9 @@ def _worst_integer(schema: Mapping[str, Any], defs: Mapping[str, Any]) -> int:
 
 
 def _worst_number(schema: Mapping[str, Any], defs: Mapping[str, Any]) -> int:
-    high = schema.get("maximum", schema.get("exclusiveMaximum"))
-    return len(str(int(high))) + 1 + _places(schema["multipleOf"])
+    bounds = [abs(schema[key]) for key in schema if key not in ("type", "multipleOf")]
+    sign = 1 if schema.get("minimum", schema.get("exclusiveMinimum")) < 0 else 0
+    return sign + len(str(int(max(bounds)))) + 1 + _places(schema.get("multipleOf", 10.0**-DECIMALS))
 
 
 _WORST: dict[str, Callable[[Mapping[str, Any], Mapping[str, Any]], int]] = {

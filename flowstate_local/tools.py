@@ -31,6 +31,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 from pydantic.errors import PydanticUserError
 from pydantic.json_schema import GenerateJsonSchema
 
+from flowstate_local.completion import Profile
 from flowstate_local.errors import ToolError, UsageError
 from flowstate_local.events import ToolFailure
 from flowstate_local.nodes import EvidenceId, RequestId
@@ -367,12 +368,14 @@ def _range(low: Any, high: Any, unit: str) -> str:
 class Toolbox(Sequence[Tool]):
     """The tools of one request, sorted by name, so that the order of registration never reaches the prompt."""
 
-    def __init__(self, tools: Iterable[Tool | Callable[..., Any]] = ()) -> None:
+    def __init__(
+        self, tools: Iterable[Tool | Callable[..., Any]] = (), *, profile: Profile = "guidance"
+    ) -> None:
         """Plain functions are taken as `@tool` without options.
 
         Raises:
             UsageError: two tools have the same name, or there are too many.
-            GrammarError: a plain function's parameters can't be held by a grammar.
+            GrammarError: a tool's parameters can't be held by the grammar of `profile`.
         """
         made = [t if isinstance(t, Tool) else tool(t) for t in tools]
         self._tools: dict[str, Tool] = {}
@@ -381,6 +384,8 @@ class Toolbox(Sequence[Tool]):
                 first, second = _where(self._tools[one.name].function), _where(one.function)
                 raise UsageError(f"two tools are called {one.name!r}: {first} and {second}")
             self._tools[one.name] = one
+            if profile != "guidance":  # which `tool` has checked already
+                check_tool_schema(profile, one.name, one.schema)
         if len(self._tools) > MAX_TOOLS:
             raise UsageError(
                 f"{len(self._tools)} tools are more than the {MAX_TOOLS} that one request may offer"
