@@ -29,7 +29,7 @@ _START = (
     "Start one with `python -m vllm.entrypoints.launchers.api_server.entry --model ...`, or check the URL."
 )
 
-_MARKER_LIKE = re.compile(r"<[^<>\s]{1,64}>|\[/?[A-Z_]{2,32}\]")
+_MARKER_LIKE = re.compile(r"<[^<>\s]{1,64}>|\[/?[A-Z_]{1,32}\]")
 """Spellings that may be one special token: `<|im_end|>`, `</s>`, `<start_of_turn>`, `[INST]`."""
 
 

@@ -294,7 +294,7 @@ class _Settings:
         }
 
     def _default_kv_space_gib(self) -> float:
-        """Half of what stays free beside the weights, from 0.5 to 8 GiB.
+        """A quarter of what stays free beside the weights, from 0.5 to 4 GiB (150k tokens at 28 kB each).
 
         Left alone vLLM takes 92 % of the machine's memory, and doesn't start if that isn't free.
         """
@@ -303,7 +303,7 @@ class _Settings:
         weights = sum(file.stat().st_size for file in Path(self.model).glob("*.safetensors"))
         available: int = get_memory_node_info(0).available_memory
         free = available - 1.3 * weights - 1.5 * _GIB
-        return min(max(free / 2 / _GIB, 0.5), 8.0)
+        return min(max(free / 4 / _GIB, 0.5), 4.0)
 
 
 def cpu_binding(threads: int | None) -> str | None:
