@@ -12,7 +12,8 @@ LangGraph (SqliteSaver, its defaults: WAL, synchronous=FULL): what Pregel does p
 An agent that must never repeat a tool call commits twice per step (before and after the tool) on our side, and
 runs two supersteps (model, tools) on the other; the figures are per commit and per superstep.
 
-Milliseconds are medians over all steps of a run. Bytes are those of the files after closing, divided by the
+Milliseconds are medians: over all steps of a run (step_N), and over its last 20 (step_N_end), when the history
+is longest. Bytes are those of the files after closing, divided by the
 steps. Ratios are peer / ours: above 1, we are faster or smaller.
 """
 
@@ -42,6 +43,12 @@ from flowstate_local.stores.lmdb import LmdbStore
 
 OBSERVATION_CHARS = 2_000
 REPLY_CHARS = 300
+LAST_STEPS = 20
+FIGURES = {
+    "step": ("step_{}", "ms"),
+    "step_end": ("step_{}_end", "ms"),
+    "bytes": ("bytes_per_step_{}", "bytes"),
+}
 REQUEST = RequestId("r1")
 
 
@@ -157,8 +164,8 @@ def folder_bytes(folder: Path) -> int:
     return sum(f.stat().st_size for f in folder.iterdir() if f.name != "lock.mdb")
 
 
-def measure(folder: Path, n_steps: int) -> dict[str, tuple[float, float]]:
-    """Run both for `n_steps`, taking turns. By name: (median ms per step, bytes per step)."""
+def measure(folder: Path, n_steps: int) -> dict[str, dict[str, float]]:
+    """Run both for `n_steps`, taking turns. By side: the figures of this run."""
     source = random.Random(n_steps)
     with closing(Ours(folder)) as ours, closing(Peer(folder)) as peer:
         times: dict[str, list[float]] = {"ours": [], "peer": []}
@@ -170,7 +177,11 @@ def measure(folder: Path, n_steps: int) -> dict[str, tuple[float, float]]:
                 side.step(number, *texts)
                 times[name].append((time.perf_counter() - begin) * 1e3)
     return {
-        name: (statistics.median(times[name]), folder_bytes(side.folder) / n_steps)
+        name: {
+            "step": statistics.median(times[name]),
+            "step_end": statistics.median(times[name][-LAST_STEPS:]),
+            "bytes": folder_bytes(side.folder) / n_steps,
+        }
         for name, side in (("ours", ours), ("peer", peer))
     }
 
@@ -189,9 +200,9 @@ def figures(n_steps: list[int], n_rounds: int, parent: Path | None) -> dict[str,
             print(f"store: {n} steps, round {number} of {n_rounds}", file=sys.stderr)
             with scratch(parent) as folder:
                 rounds.append(measure(folder, n))
-        for i, (name, unit) in enumerate((("step", "ms"), ("bytes_per_step", "bytes"))):
-            ours, peer = (statistics.median(r[side][i] for r in rounds) for side in ("ours", "peer"))
-            result[f"{name}_{n}"] = {
+        for key, (name, unit) in FIGURES.items():
+            ours, peer = (statistics.median(r[side][key] for r in rounds) for side in ("ours", "peer"))
+            result[name.format(n)] = {
                 "value": round(ours, 3),
                 "unit": unit,
                 "peer": round(peer, 3),

@@ -19,8 +19,8 @@ from flowstate_local.nodes import Frozen, Node
 
 PLAIN, ZLIB = 1, 2
 CHECKSUM_BYTES = 16
-COMPRESS_FROM_BYTES = 512
-"""Smaller bodies gain less than the page they lie in wastes."""
+COMPRESS_FROM_BYTES = 1024
+"""Below, compressing costs more time than the few hundred bytes are worth: steps write several small values."""
 
 P = ParamSpec("P")
 T = TypeVar("T")

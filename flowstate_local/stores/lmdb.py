@@ -623,14 +623,13 @@ def _new_environment(folder: Path, map_size: int, readonly: bool) -> _Environmen
     )
     try:
         lmdb_env.reader_check()
+        _restore_length(lmdb_env, folder / _DATA_FILE)
         environment = _Environment(lmdb_env, folder.resolve(), readonly)
         is_new = _check_schema(lmdb_env, folder)
         if is_new and readonly:
             raise UsageError(
                 f"there is no store in {folder}", hint="Check the path, or open with create=True."
             )
-        if not readonly:
-            _restore_length(lmdb_env, environment.data_file)
         environment.tables = _open_tables(lmdb_env, readonly)
     except BaseException:
         lmdb_env.close()
@@ -684,9 +683,19 @@ def _restore_length(lmdb_env: Any, data_file: Path) -> None:
     its checksum. Whole files can be short, too: LMDB doesn't write free pages at the end.
     """
     needed = (lmdb_env.info()["last_pgno"] + 1) * lmdb_env.stat()["psize"]
-    with lmdb_env.begin(write=True):  # no other writer may be extending the file meanwhile
-        if data_file.stat().st_size < needed:
-            os.truncate(data_file, needed)
+    if data_file.stat().st_size >= needed:
+        return
+    try:
+        file = os.open(data_file, os.O_RDWR)
+        try:
+            # Unlike truncate, this can't cut off what another process appends at this moment.
+            os.posix_fallocate(file, needed - 1, 1)
+        finally:
+            os.close(file)
+    except OSError as error:
+        raise CorruptValue(
+            f"{data_file} has lost its end, which should be at byte {needed}: {error}"
+        ) from error
 
 
 # Foreign errors become ours

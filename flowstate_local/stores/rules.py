@@ -73,20 +73,18 @@ def numbered(text: str, pattern: re.Pattern[str]) -> int | None:
 
 def advance(head: Head, event: Event) -> Head:
     """The head after one more event; what `Head` says of the log is the fold of this."""
-    head = replace(head, seq=head.seq + 1)
+    seq = head.seq + 1
     if isinstance(event, RequestStarted):
-        number = request_number(event.request)
-        return replace(
-            head, open_request=event.request, open_seq=head.seq, requests=max(head.requests, number)
-        )
+        requests = max(head.requests, request_number(event.request))
+        return replace(head, seq=seq, open_request=event.request, open_seq=seq, requests=requests)
     if isinstance(event, DeltaCommitted):
         highest = max((node_number(node.id) for node in event.added), default=0)
-        return replace(head, nodes=max(head.nodes, highest))
+        return replace(head, seq=seq, nodes=max(head.nodes, highest))
     if isinstance(event, ToolStarted):
-        return replace(head, evidence=max(head.evidence, int(event.evidence[1:])))
+        return replace(head, seq=seq, evidence=max(head.evidence, int(event.evidence[1:])))
     if isinstance(event, RequestFinished):
-        return replace(head, open_request=None, open_seq=0, version=head.version + 1)
-    return head
+        return replace(head, seq=seq, open_request=None, open_seq=0, version=head.version + 1)
+    return replace(head, seq=seq)
 
 
 def number_events(events: Sequence[Event], after: int) -> list[Event]:

@@ -327,17 +327,19 @@ def test_a_head_that_forgot_a_number_is_named(path: Path) -> None:
         assert "nodes=1" in fault.problem
 
 
-def test_a_file_that_lost_its_end_is_reported_not_fatal(path: Path) -> None:
+@pytest.mark.parametrize("readonly", [False, True])
+@pytest.mark.parametrize("left", [0.1, 0.5, 0.9])
+def test_a_file_that_lost_its_end_is_reported_not_fatal(path: Path, left: float, readonly: bool) -> None:
     with LmdbStore.open(path) as store:
         for number in range(1, 40):
             write_request(store, "s", number, raw=os.urandom(20_000))
         size_bytes = store.size_bytes()
-    os.truncate(path / "data.mdb", size_bytes // 2)
+    os.truncate(path / "data.mdb", int(size_bytes * left))
     code = textwrap.dedent(f"""
         from flowstate_local.errors import StoreError
         from flowstate_local.stores.lmdb import LmdbStore
         try:
-            faults = LmdbStore.open({str(path)!r}).verify("s")
+            faults = LmdbStore.open({str(path)!r}, readonly={readonly}).verify("s")
         except StoreError as error:
             faults = [error]
         print(len(faults))
