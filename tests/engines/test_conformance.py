@@ -38,6 +38,8 @@ HOTEL = Constraint(
     ),
 )
 ENDLESS = Constraint("regex", "([a-z]{3} ){400}")
+SHARED = 16
+"""More tokens than any two of our prompts have in common: the opening of the system turn and a few digits."""
 WARM = Sampling(temperature=1.0, max_tokens=100)
 
 
@@ -64,7 +66,7 @@ async def test_the_completion_accounts_for_every_token(engine: Engine) -> None:
     assert done.text
     assert done.finish_reason in ("stop", "length")
     assert done.prompt_tokens == len(ids)
-    assert done.cached_tokens < engine.block_size
+    assert done.cached_tokens < max(engine.block_size, SHARED)
     assert done.generated_tokens == len(done.token_ids)
     assert 0 <= done.ttft_s <= done.total_s
 
@@ -150,7 +152,7 @@ async def test_a_prompt_that_goes_on_hits_the_cache_up_to_its_last_whole_block(e
     first = await complete(engine, ids, None, Sampling(max_tokens=2))
     longer = [*ids, *engine.tokenizer.encode("And of Spain?")]
     second = await complete(engine, longer, None, Sampling(max_tokens=2))
-    assert first.cached_tokens < engine.block_size
+    assert first.cached_tokens < max(engine.block_size, SHARED)
     assert second.cached_tokens >= len(ids) // engine.block_size * engine.block_size
 
 
