@@ -539,7 +539,7 @@ def _step_regex(toolbox: Toolbox, defer: str, looks: bool, acts: bool) -> str:
     focus = rf'\["{_FOCUS_ID}"(,"{_FOCUS_ID}"){{0,{MAX_FOCUS - 1}}}\]'
     delta = _delta_regex()
     said = r'"([^"\\\x00-\x20\x7F-\x9F]|\\["\\])([^"\\\x00-\x1F\x7F-\x9F]|\\["\\/bfnrt])*"'
-    call = "(" + "|".join(_call_regex(tool, len(toolbox)) for tool in toolbox) + ")"
+    call = _calls_regex(toolbox)
     calls = rf"\[{call}(,{call})?\]"
     if defer == "trust":
         middle = [
@@ -571,27 +571,31 @@ def _tail_regex(shapes: Sequence[tuple[str, str, str]], delta: str) -> str:
 
 @lru_cache(maxsize=1)
 def _delta_regex() -> str:
-    refs = array(closed({"relation": {"enum": _RELATIONS}, "target": _pattern(_NODE_ID)}), 0, 4)
+    refs = array(closed({"relation": {"enum": _RELATIONS}, "target": _pattern(_NODE_ID)}), 0, 2)
     fields: dict[str, Schema] = {
         "summary": {"type": "string"},
         "refs": refs,
-        "evidence": array(_pattern("t[1-9][0-9]*"), 0, 4),
+        "evidence": array(_pattern("t[1-9][0-9]*"), 0, 2),
     }
     kinds: Schema = {"enum": list(get_args(NodeType))}
     add = closed({"op": {"enum": ["add"]}, "type": kinds, "id": _pattern(_NODE_ID), **fields})
     update = closed({"op": {"enum": ["update"]}, "id": _pattern(_NODE_ID), "summary": {"type": "string"}})
     remove = closed({"op": {"enum": ["remove"]}, "id": _pattern(_NODE_ID)})
     op = "(" + "|".join(_regex_of(one) for one in (add, update, remove)) + ")"
-    return rf"\[({op}(,{op}){{0,3}})?\]"
+    return rf"\[({op}(,{op})?)?\]"
 
 
-def _call_regex(tool: Tool, tools: int) -> str:
-    head = rf'\{{"name":"{tool.name}","arguments":'
+def _calls_regex(toolbox: Toolbox) -> str:
+    if len(toolbox) > MAX_CLOSED_TOOLS:
+        names = "|".join(toolbox.names)
+        return rf'\{{"name":"({names})","arguments":{_ANY_ARGUMENTS}\}}'
+    return "(" + "|".join(_call_regex(tool) for tool in toolbox) + ")"
+
+
+def _call_regex(tool: Tool) -> str:
     schema = bounded("outlines", tool.name, tool.schema, ROOMY).schema
-    if not schema["properties"]:
-        return head + r"\{\}\}"
-    arguments = _regex_of(schema) if tools <= MAX_CLOSED_TOOLS else _ANY_ARGUMENTS
-    return head + arguments + r"\}"
+    arguments = _regex_of(schema) if schema["properties"] else r"\{\}"
+    return rf'\{{"name":"{tool.name}","arguments":{arguments}\}}'
 
 
 def _pattern(pattern: str) -> Schema:

@@ -30,6 +30,7 @@ from uuid import UUID
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 from pydantic.errors import PydanticUserError
 from pydantic.json_schema import GenerateJsonSchema
+from pydantic_core import SchemaError
 
 from flowstate_local.completion import Profile
 from flowstate_local.errors import ToolError, UsageError
@@ -141,7 +142,7 @@ def tool(
     """Make a tool of a typed function, sync or async.
 
     Parameters may be str, int, float, bool, Literal, Enum, list, dict[str, T], Optional, pydantic models,
-    dataclasses, TypedDicts, and `Annotated[..., Field(ge=..., max_length=...)]`. A default makes a parameter
+    dataclasses, `typing_extensions.TypedDict`, and `Annotated[..., Field(ge=..., max_length=...)]`. A default makes a parameter
     optional. The docstring's first paragraph and its `Args:` section tell the model what they are for.
 
     Args:
@@ -199,7 +200,7 @@ def _make(
     try:
         model = create_model(name, __config__=ConfigDict(extra="forbid"), **fields)
         schema = _clean(model.model_json_schema(schema_generator=_Schema))
-    except (PydanticUserError, ValueError, TypeError, NameError) as error:
+    except (PydanticUserError, SchemaError, ValueError, TypeError, NameError) as error:
         raise UsageError(f"tool {name}: no JSON Schema for its parameters: {_line(str(error))}") from error
     check_tool_schema("guidance", name, schema)
     return Tool(
@@ -425,8 +426,8 @@ class Toolbox(Sequence[Tool]):
         try:
             raw, failure = await self._outcome(call, context), None
         except ToolError as error:
-            failure = ToolFailure(kind=error.kind, message=str(error), retryable=error.retryable)
-            raw = failure.message.encode("utf-8", "backslashreplace")
+            raw = str(error).encode("utf-8", "backslashreplace")
+            failure = ToolFailure(kind=error.kind, message=raw.decode(), retryable=error.retryable)
         return ToolResult(raw, failure, time.monotonic() - started)
 
     async def _outcome(self, call: ToolCall, context: ToolContext | None) -> bytes:
