@@ -17,7 +17,9 @@ class History:
 
     def __init__(self) -> None:
         self.old = node("n1", "the old decision", request="r1")
-        self.record = EvidenceRecord(id="t1", digest="0" * 64, size_bytes=3, tool="look", request="r1", step=1)
+        self.record = EvidenceRecord(
+            id="t1", digest="0" * 64, size_bytes=3, tool="look", request="r1", step=1
+        )
 
     def node(self, node_id: str) -> Node | None:
         return self.old if node_id == "n1" else None
@@ -148,7 +150,8 @@ def test_a_removed_id_is_not_used_again() -> None:
 
 ids = st.sampled_from(["n1", "n2", "n3", "n4", "n5", "t1", "BAD", ""])
 refs = st.lists(
-    st.fixed_dictionaries({"relation": st.sampled_from(["supports", "supersedes"]), "target": ids}), max_size=3
+    st.fixed_dictionaries({"relation": st.sampled_from(["supports", "supersedes"]), "target": ids}),
+    max_size=3,
 )
 operations = st.one_of(
     st.builds(
@@ -158,7 +161,9 @@ operations = st.one_of(
         refs,
         st.lists(st.sampled_from(["t1", "t2", "t3"]), max_size=2),
     ),
-    st.builds(lambda i, s, r: {"op": "update", "id": i, "summary": s, "refs": r}, ids, st.text(min_size=1), refs),
+    st.builds(
+        lambda i, s, r: {"op": "update", "id": i, "summary": s, "refs": r}, ids, st.text(min_size=1), refs
+    ),
     st.builds(lambda i: {"op": "remove", "id": i}, ids),
 )
 

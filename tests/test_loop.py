@@ -112,7 +112,9 @@ async def test_a_refusal_is_what_the_model_reads_next() -> None:
 @pytest.mark.parametrize("defer", ["strict", "trust"])
 async def test_deferral(defer: str) -> None:
     both = step(focus=["n1"], calls=[("look_up", {"word": "ox"})])
-    agent = agent_of([step(delta=[add("n1", "one")], message="ok"), both, step(message="done")], defer=defer, check=False)
+    agent = agent_of(
+        [step(delta=[add("n1", "one")], message="ok"), both, step(message="done")], defer=defer, check=False
+    )
     await agent.run("First", space="s")
     await agent.run("Second", space="s")
     started = [event for event in agent.store.events("s") if event.kind == "ToolStarted"]
@@ -143,7 +145,10 @@ async def test_the_same_call_twice_in_a_row_is_not_made_twice() -> None:
     [
         ("", "empty"),
         ('{"state_focus":[],', "unparsable"),
-        ('{"state_focus":[],"state_delta":[],"tool_calls":[],"assistant_message":"x","more":1}', "unparsable"),
+        (
+            '{"state_focus":[],"state_delta":[],"tool_calls":[],"assistant_message":"x","more":1}',
+            "unparsable",
+        ),
         (Completion('{"state_focus":', (), "length", 10, 0, 5, 0.0, 0.0), "cut_off"),
         (Completion("", (), "error", 10, 0, 0, 0.0, 0.0), "empty"),
     ],
@@ -251,7 +256,9 @@ async def test_an_unfinished_request_can_be_given_up() -> None:
 
 async def test_spaces_never_see_each_other() -> None:
     def play(prompt: str) -> Reply:
-        return step(delta=[add("n1", "secret of one")], message="ok") if "Keep" in prompt else step(message="ok")
+        return (
+            step(delta=[add("n1", "secret of one")], message="ok") if "Keep" in prompt else step(message="ok")
+        )
 
     agent = agent_of(play)
     await agent.run("Keep it", space="one")
