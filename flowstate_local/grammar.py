@@ -255,7 +255,8 @@ class _Step:
         """A text that says something, or None if a few words don't fit."""
         if room < MIN_MESSAGE_BYTES:
             return None
-        schema = text(1, MAX_MESSAGE_CHARS, room - 2, blank=False, plain=self.profile == "xgrammar")
+        plain = self.profile == "xgrammar"
+        schema = text(1, MAX_MESSAGE_CHARS, room - 2, blank=False, plain=plain, comfortable=500)
         return _Part(_dump(schema), worst_bytes(schema))
 
     # --- the delta
@@ -415,10 +416,10 @@ def _fields(profile: Profile, rung: _Rung, cited: bool) -> dict[str, Schema]:
     """What an operation may say besides its id and refs."""
     plain = profile == "xgrammar"
     fields: dict[str, Schema] = {
-        "summary": text(1, 1_000, rung.summary, lines=False, blank=False, plain=plain)
+        "summary": text(1, 1_000, rung.summary, lines=False, blank=False, plain=plain, comfortable=120)
     }
     if rung.content:
-        fields["content"] = text(0, 100_000, rung.content, plain=plain)
+        fields["content"] = text(0, 100_000, rung.content, plain=plain, comfortable=200)
     if rung.slots:
         name = {"type": "string", "pattern": f"^[A-Za-z][A-Za-z0-9_]{{0,{_SLOT_NAME_LENGTH - 1}}}$"}
         slot = closed({"name": name, "value": text(0, 256, rung.slot_value, lines=False, plain=plain)})

@@ -52,6 +52,8 @@ DECIMALS = 6
 MAX_TEXT = 100_000
 MAX_XGRAMMAR_TEXT = 400
 """Characters; xgrammar's compile time grows with the bound (5.8 s for 1,000 on a vocabulary of 152,000)."""
+MAX_XGRAMMAR_REPEAT = 100
+"""Largest count of one repetition: from 200 on, xgrammar 0.2.8 fails an internal check while it compiles."""
 MAP_KEY = "^[A-Za-z0-9_ .:/-]{1,24}$"
 
 _NOTES = {
@@ -71,6 +73,7 @@ _FORMATS = {"date": 12, "time": 32, "date-time": 42, "uuid": 38, "email": 66, "u
 """Accepted formats with the most bytes each may take, quotes included."""
 _OPEN_FORMATS = {"time": 30, "date-time": 40, "email": 64, "uri": 200}
 """Formats whose matcher has no longest text; they get a maxLength too."""
+_OUTLINES_FORMATS = ("date", "uuid")
 
 
 @dataclass(frozen=True)
@@ -344,6 +347,8 @@ class _Rewriter:
         if widest > self.limits.text_bytes // 4 and widest > narrowest:
             hint = "Bound its repetitions, such as {1,20} instead of +."
             raise self.refuse(path, "pattern", f"its longest match has {widest} characters", hint)
+        if _longest_repeat(_sre_parser.parse(schema["pattern"])) > MAX_XGRAMMAR_REPEAT:
+            raise self.refuse(path, "pattern", f"a repetition counts beyond {MAX_XGRAMMAR_REPEAT}")
         for keyword in {"minLength", "maxLength"} & set(schema):
             self.note(path, keyword, _BY_TOOL)
         return {"type": "string", "pattern": schema["pattern"]}
@@ -379,11 +384,13 @@ class _Rewriter:
         if name not in _FORMATS:
             hint = f"Known formats: {', '.join(_FORMATS)}. A pattern may say the same."
             raise self.refuse(path, "format", f"{name!r} is enforced by no grammar", hint)
-        if self.profile != "guidance" and name in _OPEN_FORMATS:
-            if self.profile == "xgrammar":
-                raise self.refuse(path, "format", f"{name!r} has no longest text under xgrammar")
+        if self.profile == "xgrammar" and name in _OPEN_FORMATS:
+            raise self.refuse(path, "format", f"{name!r} has no longest text under xgrammar")
+        if self.profile == "outlines" and name not in _OUTLINES_FORMATS:
             self.note(path, "format", _BY_TOOL)
             return {"type": "string"}
+        if self.profile != "guidance" and name == "date":
+            self.note(path, "format", "a day that its month doesn't have is found by the tool")
         limit = {"maxLength": _OPEN_FORMATS[name]} if name in _OPEN_FORMATS else {}
         return {"type": "string", "format": name, **limit}
 
@@ -496,6 +503,15 @@ def _operators(parsed: Any) -> list[Any]:
     return found
 
 
+def _longest_repeat(parsed: Any) -> int:
+    longest = 0
+    for operator, argument in parsed:
+        if operator in (_sre.MAX_REPEAT, _sre.MIN_REPEAT):
+            longest = max(longest, int(argument[1]))
+        longest = max(longest, *map(_longest_repeat, _inside(operator, argument)), 0)
+    return longest
+
+
 def _may_escape(parsed: Any) -> bool:
     """Whether a match may hold a character that a JSON string must escape."""
     for operator, argument in parsed:
@@ -592,7 +608,14 @@ _WIDTHS = (
 
 
 def text(
-    low: int, high: int, room: int, *, lines: bool = True, blank: bool = True, plain: bool = False
+    low: int,
+    high: int,
+    room: int,
+    *,
+    lines: bool = True,
+    blank: bool = True,
+    plain: bool = False,
+    comfortable: int = COMFORTABLE_CHARS,
 ) -> Schema:
     """Text of `low` to `high` characters without control characters, in at most `room` bytes without the quotes.
 
@@ -606,16 +629,12 @@ def text(
         lines: whether newlines are allowed.
         blank: whether the text may start with a blank, and so consist of nothing else.
         plain: keep out all that JSON must escape, for matchers that don't.
+        comfortable: characters of any width that are enough to forgo the longer but slower pattern.
     """
     if plain:
-        banned = '\\x00-\\x1f\\x7f"\\\\'
-        first = f"^{banned} {_BLANK}"
-        return {
-            "type": "string",
-            "pattern": _sequence(first, f"^{banned}", low, min(high, room // 4, MAX_XGRAMMAR_TEXT), blank),
-        }
+        return _plain_text(low, min(high, room // 4, MAX_XGRAMMAR_TEXT), blank)
     newline = "\n" if lines else ""
-    if room // 4 >= min(high, COMFORTABLE_CHARS):
+    if room // 4 >= min(high, comfortable):
         first = f"\\x00-\\x20\\x7f{_BLANK}"
         rest = "\\x00-\\x09\\x0b-\\x1f\\x7f" if lines else "\\x00-\\x1f\\x7f"
         return {
@@ -629,6 +648,19 @@ def text(
             _sequence(first, wide + (newline if width > 1 else ""), low, min(high, room // width), blank)
         )
     return {"type": "string", "pattern": "^(" + "|".join(b[1:-1] for b in branches) + ")$"}
+
+
+def _plain_text(low: int, high: int, blank: bool) -> Schema:
+    banned = '\\x00-\\x1f\\x7f"\\\\'
+    start, rest = ("", f"[^{banned}]") if blank else (f"[^{banned} {_BLANK}]", f"[^{banned}]")
+    low, high = (low, high) if blank else (max(0, low - 1), high - 1)
+    whole, part = divmod(high - low, MAX_XGRAMMAR_REPEAT)
+    chunks = f"({rest}{{0,{MAX_XGRAMMAR_REPEAT}}}){{0,{whole}}}" if whole else ""
+    needed = f"{rest}{{{MAX_XGRAMMAR_REPEAT}}}" * (low // MAX_XGRAMMAR_REPEAT)
+    return {
+        "type": "string",
+        "pattern": f"^{start}{needed}{rest}{{{low % MAX_XGRAMMAR_REPEAT},{low % MAX_XGRAMMAR_REPEAT + part}}}{chunks}$",
+    }
 
 
 def _sequence(first: str, rest: str, low: int, high: int, blank: bool) -> str:
