@@ -200,12 +200,15 @@ class _Step:
         return f'{{"anyOf":[{",".join(shapes)}],"$defs":{{{defs}}}{options}}}'
 
     def strict(self) -> list[str]:
-        """Look, act, reply, note: each opens, calls or says one kind of thing, and any may carry a delta."""
+        """Look, act, reply, note: each opens, calls or says one kind of thing.
+
+        A look carries no delta: a small model that may write before it has read fills the state with copies of
+        the index and with conclusions it then believes (docs/decisions/002). ISU would accept one all the same.
+        """
         facts, shapes = self.facts, []
         rung = self.rung(self.room // 2)
         if facts.may_look and (focus := self.focus(self.room - 6)) is not None:
-            own = rung or self.rung(self.room - focus.size - 4)
-            shapes.append(_shape(focus, self.delta(own), _EMPTY, _SILENT))
+            shapes.append(_shape(focus, _EMPTY, _EMPTY, _SILENT))
         if facts.may_act and len(self.toolbox):
             delta, calls = self.act(rung)
             shapes.append(_shape(_EMPTY, delta, calls, _SILENT))

@@ -20,10 +20,11 @@ What you write at each step: one JSON object with four keys.
 "assistant_message": the final reply to the request, or "".
 
 Each step is one of these
-look: name ids in state_focus; no tool calls, no message.
+look: name ids in state_focus; everything else stays empty.
 act: call tools; state_focus is [] and there is no message.
 reply: write assistant_message; this ends the request.
-A state_delta may go along with any of them.
+note: only a state_delta.
+A state_delta may go along with act and reply.
 
 Node types: preference = what the user wants; knowledge = what a tool showed; attribute = a property of a thing; judgement = a decision, plan, assessment or risk; artifact = a product to use again.
 Refs go from the new node to an older node. supports: the old node is a reason for the new one. derives: the new node was computed from it. follows: the new node comes after it in a plan. supersedes: the new node replaces it.
