@@ -546,31 +546,23 @@ def _step_regex(toolbox: Toolbox, defer: str, looks: bool, acts: bool) -> str:
     call = _calls_regex(toolbox)
     calls = rf"\[{call}(,{call})?\]"
     if defer == "trust":
-        middle = [
-            (
-                rf"({focus}|\[\])" if looks else r"\[\]",
-                rf"({calls}|\[\])" if acts else r"\[\]",
-                rf'({said}|"")',
-            )
-        ]
-        return _tail_regex(middle, delta)
-    shapes = [(r"\[\]", r"\[\]", rf'({said}|"")')]
+        maybe_focus = rf"({focus}|\[\])" if looks else r"\[\]"
+        maybe_calls = rf"({calls}|\[\])" if acts else r"\[\]"
+        return _shapes_regex([(maybe_focus, delta, maybe_calls, rf'({said}|"")')])
+    shapes = [(r"\[\]", delta, r"\[\]", rf'({said}|"")')]
     if looks:
-        shapes.append((focus, r"\[\]", '""'))
+        shapes.append((focus, r"\[\]", r"\[\]", '""'))
     if acts:
-        shapes.append((r"\[\]", calls, '""'))
-    return _tail_regex(shapes, delta)
+        shapes.append((r"\[\]", delta, calls, '""'))
+    return _shapes_regex(shapes)
 
 
-def _tail_regex(shapes: Sequence[tuple[str, str, str]], delta: str) -> str:
-    return (
-        "("
-        + "|".join(
-            rf'\{{"state_focus":{focus},"state_delta":{delta},"tool_calls":{calls},"assistant_message":{message}\}}'
-            for focus, calls, message in shapes
-        )
-        + ")"
+def _shapes_regex(shapes: Iterable[tuple[str, str, str, str]]) -> str:
+    options = (
+        rf'\{{"state_focus":{focus},"state_delta":{delta},"tool_calls":{calls},"assistant_message":{message}\}}'
+        for focus, delta, calls, message in shapes
     )
+    return f"({'|'.join(options)})"
 
 
 @lru_cache(maxsize=1)

@@ -174,7 +174,7 @@ class _Rewriter:
             "null": self._plain,
         }
         if kind not in table:
-            keyword = next(iter(set(schema) - _NOTES - {"type"}), "type") if kind is None else "type"
+            keyword = "type" if kind is not None else next(k for k in schema if k not in _NOTES)
             raise self.refuse(path, keyword, "a schema needs one of the JSON types")
         return table[kind](schema, path, depth)
 
