@@ -18,8 +18,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-_KEPT = 32
-"""Indexes on disk, newest by use; each takes 1 to 20 MB."""
+_KEPT_BYTES = 1024**3
+"""Of indexes on disk, last used first. One takes 10 to 20 MB, but 130 MB where strings may have 200 characters."""
 
 
 def register() -> None:
@@ -85,11 +85,17 @@ class IndexFolder:
             with tempfile.NamedTemporaryFile(dir=self._folder, prefix=".", delete=False) as file:
                 file.write(hashlib.sha256(content).digest() + content)
             Path(file.name).replace(self._folder / key)
-            kept = sorted(self._folder.glob("[!.]*"), key=lambda path: path.stat().st_mtime, reverse=True)
-            for old in kept[_KEPT:]:
-                old.unlink(missing_ok=True)
+            self._prune()
         except OSError:
             return
+
+    def _prune(self) -> None:
+        files = sorted(self._folder.glob("[!.]*"), key=lambda path: path.stat().st_mtime, reverse=True)
+        size_bytes = 0
+        for file in files:
+            size_bytes += file.stat().st_size
+            if size_bytes > _KEPT_BYTES:
+                file.unlink(missing_ok=True)
 
 
 def tokenizer_digest(tokenizer: Any) -> str:

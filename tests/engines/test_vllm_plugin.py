@@ -80,7 +80,7 @@ def test_a_damaged_file_is_built_again(tmp_path: Path) -> None:
 
 
 def test_what_was_used_longest_ago_goes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(vllm_plugin, "_KEPT", 2)
+    monkeypatch.setattr(vllm_plugin, "_KEPT_BYTES", 2 * (32 + len(b"x")))
     folder = IndexFolder(tmp_path)
     for age, key in enumerate(["new", "older", "oldest"]):
         folder.save(key, b"x")
