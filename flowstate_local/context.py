@@ -31,9 +31,6 @@ from flowstate_local.repository import Reader
 from flowstate_local.rules import EXAMPLES, RULES
 from flowstate_local.state import ActiveState, LogEntry, first_page
 
-INLINE_CHARS = 200
-"""Results up to this length stay in the state log; longer ones are seen once, then opened by their id."""
-
 
 @dataclass(frozen=True)
 class Observation:
@@ -43,6 +40,8 @@ class Observation:
     refusals: tuple[Refusal, ...] = ()
     notes: tuple[str, ...] = ()
     """Words of the runtime, such as a cut-off output or the last step of the budget."""
+    step: int = 1
+    """Number of the step that the model writes next."""
 
 
 @dataclass(frozen=True)
@@ -175,10 +174,10 @@ def call_line(evidence: EvidenceId, state: ActiveState, reader: Reader) -> str:
     """`called t3 taxi_price(hotel="Aurora"): 14 dollars`. A long result is left to its id."""
     call, result = state.calls[evidence], state.results[evidence]
     arguments = ", ".join(f"{name}={value!r}" for name, value in call.arguments.items())
-    if len(arguments) > INLINE_CHARS:
-        arguments = arguments[: INLINE_CHARS - 3] + "..."
+    if len(arguments) > psa.INLINE_CHARS:
+        arguments = arguments[: psa.INLINE_CHARS - 3] + "..."
     outcome = f"failed ({result.failure.kind})" if result.failure else "done"
-    if result.size_chars <= INLINE_CHARS:
+    if result.size_chars <= psa.INLINE_CHARS:
         outcome = " ".join(psa.raw_text(evidence, state, reader).split()) or outcome
     return f"called {evidence} {call.name}({arguments}): {outcome}"
 
@@ -192,7 +191,7 @@ def observation_text(observation: Observation, state: ActiveState, reader: Reade
         parts.append(f"{evidence} {name}{_page_note(evidence, page, pages)}: {text.rstrip()}")
     parts.extend(f"refused {refusal_text(refusal)}" for refusal in observation.refusals)
     parts.extend(observation.notes)
-    return "OBSERVATION\n" + ("\n".join(parts) or "(none)") + "\n"
+    return "OBSERVATION\n" + ("\n".join(parts) or "(none)") + f"\nWrite step {observation.step}.\n"
 
 
 def refusal_text(refusal: Refusal) -> str:

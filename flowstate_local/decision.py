@@ -84,22 +84,25 @@ def decide(output: StepOutput, state: ActiveState, rule: str) -> tuple[list[Tool
         if earlier is None:
             kept.append(call)
         else:
-            advice = f"{earlier} is this very call, made just before; open {earlier} to read its result again"
-            refused.append(Refusal(subject=call.name, rule="repeated_call", advice=advice))
+            refused.append(
+                Refusal(subject=call.name, rule="repeated_call", advice=_repeat_advice(earlier, state))
+            )
     return kept, message, refused
 
 
 def _same_call(call: ToolCall, state: ActiveState) -> EvidenceId | None:
-    """The successful call of the step before that is the same to the letter, if there is one."""
+    """The call of the step before that is the same to the letter, if there is one with a result."""
     for evidence, earlier in state.calls.items():
-        if earlier.step == state.step - 1 and (earlier.name, earlier.arguments) == (
-            call.name,
-            call.arguments,
-        ):
-            result = state.results.get(evidence)
-            if result is not None and result.failure is None:
-                return evidence
+        same = (earlier.name, earlier.arguments) == (call.name, call.arguments)
+        if same and earlier.step == state.step - 1 and evidence in state.results:
+            return evidence
     return None
+
+
+def _repeat_advice(earlier: EvidenceId, state: ActiveState) -> str:
+    if state.results[earlier].failure is not None:
+        return f"{earlier} failed with these very arguments; change them, or do something else"
+    return f"{earlier} is this very call, made just before; its result stands above"
 
 
 def observe(events: Sequence[Event], step: int, max_steps: int) -> Observation:
@@ -129,4 +132,6 @@ def observe(events: Sequence[Event], step: int, max_steps: int) -> Observation:
         notes.append("Your last step changed nothing. Act or reply.")
     if step >= max_steps:
         notes.append("This is the last step: reply now.")
-    return Observation(results=tuple(results), refusals=tuple(refusals), notes=tuple(notes))
+    return Observation(
+        results=tuple(results), refusals=tuple(refusals), notes=tuple(notes), step=max(1, step)
+    )

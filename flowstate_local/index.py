@@ -52,7 +52,7 @@ def append(index: Index, record: RequestRecord, lines: Sequence[IndexLine]) -> N
     """Add one finished request at the end. A request that left no node leaves no line."""
     if not lines:
         return
-    index.ids[record.id] = None
+    # The request's own id is not offered: opening it would only show the lines below again.
     index.lines.append(request_line(record))
     for line in lines:
         index.ids[line.id] = None

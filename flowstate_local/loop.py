@@ -281,17 +281,22 @@ class Agent:
         return await complete(self.engine, prompt.ids, constraint, sampling, cache_salt=self.cache_salt)
 
     def _facts(self, run: _Run, room: int) -> StepFacts:
-        """What the grammar of this step may name and allow."""
+        """What the grammar of this step may name and allow.
+
+        Look first, then act: once it has opened or called something, the model is offered the links that lead on, and
+        the whole index again after a note. A small model that may wander does (docs/decisions/002).
+        """
         state = run.state
         only_reply = (
             state.step >= self.max_steps
             or run.stalls >= STALL_LIMIT
             or room < self.engine.context_window // 8
         )
+        following = run.last_shape == "look" or (bool(state.calls) and run.last_shape != "note")
         visible = [i for i in run.index.ids if NODE_ID.match(i)]
         active = [node.id for node in psa.active_nodes(state, run.reader)]
         return StepFacts(
-            openable=psa.openable(state, run.reader, run.index, self.page_chars),
+            openable=psa.openable(state, run.reader, run.index, self.page_chars, following=following),
             resolvable=[NodeId(i) for i in dict.fromkeys([*visible, *active])],
             evidence=list(psa.reachable_evidence(state, run.reader)),
             own=list(state.own),

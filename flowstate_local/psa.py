@@ -24,6 +24,8 @@ from flowstate_local.state import ActiveState
 
 MAX_LOOKS = 8
 """Ids that one step may open."""
+INLINE_CHARS = 200
+"""Results up to this length stay in the state log; longer ones are seen once, then opened by their id."""
 
 
 def grant(
@@ -110,18 +112,32 @@ def reachable_evidence(state: ActiveState, reader: Reader) -> dict[EvidenceId, N
     return reachable
 
 
-def openable(state: ActiveState, reader: Reader, index: Index, page_chars: int) -> list[str]:
-    """What `state_focus` may name now and is not open yet: the visible part of IDs(G), and ToolRefs(S).
+def openable(
+    state: ActiveState, reader: Reader, index: Index, page_chars: int, *, following: bool
+) -> list[str]:
+    """What `state_focus` is offered: ids that stand somewhere in the prompt and are not open yet.
 
-    Folded nodes are legal too, but only ids that stand somewhere in the prompt are offered, so that a grammar over
-    them stays small however large the repository grows.
+    While following, only what the opened things lead to (refs, evidence, next pages, folded lines) is offered: a
+    chain is followed to its end, and a small model can't wander through the index.
+
+    Offers only steer a grammar; what `grant` allows is wider, all of IDs(G) and ToolRefs(S).
+
+    Args:
+        state: the active state.
+        reader: the repository.
+        index: G_k of the request.
+        page_chars: characters of raw results per page.
+        following: whether to leave out the index and offer links alone.
     """
-    offered = dict.fromkeys(index.ids)
+    offered = {} if following else dict.fromkeys(index.ids)
     for node in active_nodes(state, reader):
         offered.update((ref.target, None) for ref in node.refs)
     for opened in state.opened:
         offered.update(dict.fromkeys(inside(opened, reader)))
     for evidence_id in reachable_evidence(state, reader):
+        result = state.results.get(evidence_id)
+        if result is not None and result.size_chars <= INLINE_CHARS:
+            continue  # it stands in the state log already
         offered[evidence_id] = None
         seen = _last_page_seen(evidence_id, state)
         if seen and seen < n_pages(evidence_id, state, reader, page_chars):

@@ -100,6 +100,9 @@ def tools_of(desk: Desk) -> Toolbox:
             hotel: The hotel that makes the offer.
             answer: accept to change to that hotel, decline to stay.
         """
+        _known(hotel, [trip.cheaper], "offer of hotel")
+        if desk.answers:
+            raise ToolError(f"the offer of {hotel} is answered already: {desk.answers[0][1]}", kind="closed")
         desk.answers.append((hotel, answer))
         return f"The offer of {hotel} is answered: {answer}."
 
@@ -144,7 +147,12 @@ def terms(hotel: str, city: str, fee: int) -> str:
 
 
 def _same(left: str, right: str) -> bool:
-    return left.casefold().strip() == right.casefold().strip()
+    """Names match whatever their case, and with or without the word Hotel."""
+    return _bare(left) == _bare(right)
+
+
+def _bare(name: str) -> str:
+    return name.casefold().strip().removeprefix("hotel").strip()
 
 
 def _known(name: str, known: list[str], what: str) -> None:

@@ -110,8 +110,9 @@ def requests_of(trip: Trip) -> list[Ask]:
         Ask("2026-09-10", "What do the 07:40 train and the taxi cost together?"),
         Ask(
             "2026-09-12",
-            f"{trip.cheaper} now costs {trip.price_cheaper} dollars and offers to rebook us. Is changing from "
-            f"{trip.booked} really cheaper, with everything counted? Answer the offer: accept or decline.",
+            f"{trip.cheaper} now costs {trip.price_cheaper} dollars and offers to rebook us. Calculate what changing "
+            f"from {trip.booked} would cost in all, then answer the offer: accept it only if that is less than what "
+            "we have.",
         ),
     ]
 
