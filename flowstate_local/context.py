@@ -157,8 +157,6 @@ def opened_text(opened: str, state: ActiveState, reader: Reader, page_chars: int
 def node_text(node: Node) -> str:
     """A node with its content, refs as relation and id, and evidence ids; never a neighbour's text."""
     text = node_line(IndexLine.of(node).model_copy(update={"supersedes": ()}))
-    if node.content:
-        text += f"\n{node.content}"
     if node.refs:
         text += "; refs: " + ", ".join(f"{ref.relation} {ref.target}" for ref in node.refs)
     if node.evidence:
@@ -167,7 +165,7 @@ def node_text(node: Node) -> str:
         text += f"; valid until {node.valid_until}"
     if node.confidence is not None:
         text += f"; confidence {node.confidence:g}"
-    return text
+    return f"{text}\n{node.content}" if node.content else text
 
 
 def call_line(evidence: EvidenceId, state: ActiveState, reader: Reader) -> str:

@@ -101,8 +101,8 @@ def _same_call(call: ToolCall, state: ActiveState) -> EvidenceId | None:
 
 def _repeat_advice(earlier: EvidenceId, state: ActiveState) -> str:
     if state.results[earlier].failure is not None:
-        return f"{earlier} failed with these very arguments; change them, or do something else"
-    return f"{earlier} is this very call, made just before; its result stands above"
+        return f"{earlier} failed with these very arguments; it would fail again: reply with what you know"
+    return f"{earlier} is this very call, made just before; its result stands above: reply now"
 
 
 def observe(events: Sequence[Event], step: int, max_steps: int) -> Observation:

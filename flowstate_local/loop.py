@@ -290,6 +290,7 @@ class Agent:
         only_reply = (
             state.step >= self.max_steps
             or run.stalls >= STALL_LIMIT
+            or _repeated_itself(run.last_step)
             or room < self.engine.context_window // 8
         )
         following = run.last_shape == "look" or (bool(state.calls) and run.last_shape != "note")
@@ -541,6 +542,16 @@ class Agent:
             generated_tokens=sum(r.generated_tokens for r in state.replies),
             faults=faults,
         )
+
+
+def _repeated_itself(events: Sequence[Event]) -> bool:
+    """Was a call of this step refused because the model had just made it? Then it has nothing left to do."""
+    return any(
+        refusal.rule == "repeated_call"
+        for event in events
+        if isinstance(event, Disclosed)
+        for refusal in event.refused
+    )
 
 
 def _says_something(event: DeltaCommitted | Disclosed) -> bool:

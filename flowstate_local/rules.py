@@ -69,8 +69,8 @@ called t2 calculate(expression='70 + 35 < 90'): 70 + 35 < 90 is false (105 is mo
 OBSERVATION
 t2 calculate: 70 + 35 < 90 is false (105 is more than 90)
 Write step 4.
-{"state_focus":[],"state_delta":[{"op":"add","type":"judgement","id":"n4","summary":"Changing would cost 105, more than 90, so keep gym P and decline","refs":[{"relation":"supersedes","target":"n2"},{"relation":"supports","target":"n3"}],"evidence":["t2"]}],"tool_calls":[{"name":"answer_gym","arguments":{"answer":"decline"}}],"assistant_message":""}
-added n4 judgement: Changing would cost 105, more than 90, so keep gym P and decline; refs: supersedes n2, supports n3; evidence: t2
+{"state_focus":[],"state_delta":[{"op":"add","type":"judgement","id":"n4","summary":"70 + 35 < 90 is false, so keep gym P and decline","refs":[{"relation":"supersedes","target":"n2"},{"relation":"supports","target":"n3"}],"evidence":["t2"]}],"tool_calls":[{"name":"answer_gym","arguments":{"answer":"decline"}}],"assistant_message":""}
+added n4 judgement: 70 + 35 < 90 is false, so keep gym P and decline; refs: supersedes n2, supports n3; evidence: t2
 called t3 answer_gym(answer='decline'): declined
 OBSERVATION
 t3 answer_gym: declined
@@ -83,7 +83,7 @@ Write step 3.
 OBSERVATION
 t2 calculate: 70 + 10 < 90 is true (80 is less than 90)
 Write step 4.
-{"state_focus":[],"state_delta":[{"op":"add","type":"judgement","id":"n4","summary":"Changing would cost 80, less than 90, so change to gym Q and accept","refs":[{"relation":"supersedes","target":"n2"},{"relation":"supports","target":"n3"}],"evidence":["t2"]}],"tool_calls":[{"name":"answer_gym","arguments":{"answer":"accept"}}],"assistant_message":""}
+{"state_focus":[],"state_delta":[{"op":"add","type":"judgement","id":"n4","summary":"70 + 10 < 90 is true, so change to gym Q and accept","refs":[{"relation":"supersedes","target":"n2"},{"relation":"supports","target":"n3"}],"evidence":["t2"]}],"tool_calls":[{"name":"answer_gym","arguments":{"answer":"accept"}}],"assistant_message":""}
 
 Example 3
 INDEX

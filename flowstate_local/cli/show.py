@@ -23,6 +23,8 @@ TYPE_COLOUR = {
     "judgement": "yellow",
     "artifact": "green",
 }
+LOOP_RULES = {"deferred", "act_first", "repeated_call"}
+"""Rules about the decision, not about an access."""
 SHAPE_COLOUR = {"look": "cyan", "act": "green", "reply": "bold white", "note": "yellow"}
 
 
@@ -99,7 +101,8 @@ def _event_rows(event: Event, reader: Reader) -> Iterable[tuple[str, str]]:
         for opened in event.granted:
             node = reader.node(opened)  # type: ignore[arg-type]
             yield "PSA", f"opened {node_markup(node) if node else f'[bold]{opened}[/]'}"
-        yield from (refusal_row("PSA", refusal) for refusal in event.refused)
+        for refusal in event.refused:
+            yield refusal_row("loop" if refusal.rule in LOOP_RULES else "PSA", refusal)
     elif isinstance(event, ToolFinished):
         text = " ".join(reader.blob(event.digest).decode(errors="replace").split())
         more = f" … ({event.size_bytes:,} bytes)" if len(text) > 160 else ""
