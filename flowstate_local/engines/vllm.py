@@ -249,14 +249,16 @@ class _Settings:
 
     def environment(self) -> dict[str, str]:
         """Variables that vLLM reads while it starts, CPU ones included: a GPU ignores them."""
-        variables = dict(_QUIET)
+        # Spawned children load our plugin, by which they end when this process is killed; forked ones wouldn't.
+        variables = _QUIET | {"VLLM_WORKER_MULTIPROC_METHOD": "spawn"}
         if self.profile == "outlines":
             # An index for a large vocabulary takes longer to build than vLLM's 5 s.
             variables["VLLM_REGEX_COMPILATION_TIMEOUT_S"] = "120"
             variables["FLOWSTATE_OUTLINES_PLUGIN"] = "1"
         if binding := cpu_binding(self.threads):
             variables["VLLM_CPU_OMP_THREADS_BIND"] = binding
-        return {name: value for name, value in variables.items() if name not in os.environ}
+        chosen = {name: value for name, value in variables.items() if name not in os.environ}
+        return chosen | {"FLOWSTATE_ENGINE_OWNER": str(os.getpid())}
 
     def engine_args(self) -> dict[str, Any]:
         """Arguments for AsyncEngineArgs on this machine."""

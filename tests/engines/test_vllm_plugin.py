@@ -1,8 +1,12 @@
 """The plugin's parts without vLLM: indexes on disk, built once, and a guide that accepts quickly."""
 
 import os
+import subprocess
+import sys
 import threading
+import time
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -111,6 +115,51 @@ def test_a_quick_guide_is_a_guide() -> None:
     assert guide.is_finished()
 
 
+def watched_child(pid_file: str) -> None:
+    vllm_plugin.register()
+    Path(pid_file).write_text(str(os.getpid()))
+    time.sleep(300)
+
+
+OWNER = """
+import multiprocessing, os, sys, time
+from test_vllm_plugin import watched_child
+
+if __name__ == "__main__":
+    os.environ["FLOWSTATE_ENGINE_OWNER"] = str(os.getpid())
+    multiprocessing.get_context("spawn").Process(target=watched_child, args=(sys.argv[1],)).start()
+    time.sleep(300)
+"""
+
+
+def test_the_engine_ends_when_its_owner_is_killed(tmp_path: Path) -> None:
+    script, pid_file = tmp_path / "owner.py", tmp_path / "pid"
+    script.write_text(OWNER)
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parent)}
+    with subprocess.Popen([sys.executable, str(script), str(pid_file)], env=environment) as owner:
+        wait_for(lambda: pid_file.exists() and pid_file.read_text() != "")
+        child = int(pid_file.read_text())
+        assert alive(child)
+        owner.kill()
+    wait_for(lambda: not alive(child))
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def alive(pid: int) -> bool:
+    """A zombie that nobody has collected yet is not alive."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
 def test_without_the_variable_nothing_is_touched(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("FLOWSTATE_OUTLINES_PLUGIN", raising=False)
+    monkeypatch.delenv("FLOWSTATE_ENGINE_OWNER", raising=False)
     vllm_plugin.register()
