@@ -31,7 +31,8 @@ from flowstate_local.schema_rules import (
 )
 from flowstate_local.tools import Tool, Toolbox
 
-MAX_FOCUS = 4
+MAX_FOCUS = 2
+"""Ids that one look may name. Given more places, a small model fills them all, with repeats."""
 MAX_MESSAGE_CHARS = 4_000
 MARGIN = 8
 """Tokens kept back: one for the end of the sequence, the rest for engines that count a stop token or two more."""
