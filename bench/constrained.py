@@ -253,7 +253,7 @@ async def measure(options: argparse.Namespace) -> None:
     from flowstate_local.models import resolve
 
     engine = await VllmEngine.start(
-        str(resolve(options.model)), profile=options.profile, context_window=2_048, kv_space_gib=1.0
+        str(resolve(options.model)), profile=options.profile, context_window=2_048, kv_space_gib=0.5
     )
     try:
         tally = await run(engine, steps=options.steps, max_tokens=options.max_tokens, seed=options.seed)
