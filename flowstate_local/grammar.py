@@ -60,6 +60,9 @@ class StepFacts:
     """Nodes made in this request, which update and remove may target."""
     next_number: int = 1
     """Number of the first free node id."""
+    may_record: bool = True
+    """Whether something was seen that can be recorded. Before, all there is to write is what the user wants: a note of
+    preferences, and neither calls nor replies carry a delta."""
     may_note: bool = True
     """Whether a delta alone is allowed now."""
     may_look: bool = True
@@ -211,10 +214,11 @@ class _Step:
         if facts.may_look and (focus := self.focus(self.room - 6)) is not None:
             shapes.append(_shape(focus, _EMPTY, _EMPTY, _SILENT))
         if facts.may_act and len(self.toolbox):
-            delta, calls = self.act(rung)
+            delta, calls = self.act(rung if facts.may_record else None)
             shapes.append(_shape(_EMPTY, delta, calls, _SILENT))
-        if facts.may_reply and (said := self.message(self.room - 4 - self.size(rung))) is not None:
-            shapes.append(_shape(_EMPTY, self.delta(rung), _EMPTY, said))
+        kept = rung if facts.may_record else None
+        if facts.may_reply and (said := self.message(self.room - 4 - self.size(kept))) is not None:
+            shapes.append(_shape(_EMPTY, self.delta(kept), _EMPTY, said))
         note = rung or self.rung(self.room - 6)
         if facts.may_note and note is not None:
             shapes.append(_shape(_EMPTY, self.delta(note, least=1), _EMPTY, _SILENT))
@@ -293,7 +297,13 @@ class _Step:
             if ids:
                 self.defs[name] = _enum(ids)
         made = _operations(
-            self.profile, rung, key, bool(facts.resolvable), bool(facts.evidence), bool(facts.own)
+            self.profile,
+            rung,
+            key,
+            bool(facts.resolvable),
+            bool(facts.evidence),
+            bool(facts.own),
+            get_args(NodeType) if facts.may_record else ("preference",),
         )
         for name, schema in made.items():
             for place in range(rung.ops):
@@ -389,7 +399,7 @@ def _free_id(place: int) -> str:
 
 @lru_cache(maxsize=256)
 def _operations(
-    profile: Profile, rung: _Rung, key: str, refs: bool, cited: bool, own: bool
+    profile: Profile, rung: _Rung, key: str, refs: bool, cited: bool, own: bool, types: tuple[str, ...]
 ) -> dict[str, str]:
     """Definitions of a rung's operations: shared fields, an add for each place, and the changes."""
     parts = _fields(profile, rung, cited)
@@ -400,7 +410,7 @@ def _operations(
     for place in range(rung.ops):
         head: dict[str, Schema] = {
             "op": {"enum": ["add"]},
-            "type": {"enum": list(get_args(NodeType))},
+            "type": {"enum": list(types)},
             "id": {"enum": [_free_id(place)]},
         }
         siblings = [_free_id(earlier) for earlier in range(place)]

@@ -283,7 +283,8 @@ class Agent:
     def _facts(self, run: _Run, room: int) -> StepFacts:
         """What the grammar of this step may name and allow.
 
-        Look first, then act: once it has opened or called something, the model is offered the links that lead on, and
+        Nothing is replied before something was looked at, done or noted: where tools are at hand, a small model's first
+        thought is to promise. Look first, then act: once it has opened or called something, the model is offered the links that lead on, and
         the whole index again after a note. A small model that may wander does (docs/decisions/002).
         """
         state = run.state
@@ -293,6 +294,7 @@ class Agent:
             or _repeated_itself(run.last_step)
             or room < self.engine.context_window // 8
         )
+        seen = bool(state.opened or state.calls)
         following = run.last_shape == "look" or (bool(state.calls) and run.last_shape != "note")
         visible = [i for i in run.index.ids if NODE_ID.match(i)]
         active = [node.id for node in psa.active_nodes(state, run.reader)]
@@ -302,10 +304,11 @@ class Agent:
             evidence=list(psa.reachable_evidence(state, run.reader)),
             own=list(state.own),
             next_number=state.next_node,
+            may_record=seen,
             may_look=not only_reply,
             may_act=not only_reply,
             may_note=not only_reply and run.last_shape != "note",
-            may_reply=True,
+            may_reply=only_reply or seen or run.last_shape == "note" or not len(self.toolbox),
             defer="trust" if self.defer == "trust" else "strict",
         )
 

@@ -41,6 +41,14 @@ Rules
 
 EXAMPLES = """\
 Example 1
+REQUEST
+Remember: Kim dislikes glass.
+Write step 1.
+{"state_focus":[],"state_delta":[{"op":"add","type":"preference","id":"n5","summary":"Kim dislikes glass","refs":[],"evidence":[]}],"tool_calls":[],"assistant_message":""}
+Write step 2.
+{"state_focus":[],"state_delta":[],"tool_calls":[],"assistant_message":"I will remember that."}
+
+Example 2
 INDEX
 n1 knowledge: Terms of gym P
 n2 judgement: Joined gym P for 90 a month; change to gym Q if cheaper
@@ -77,7 +85,7 @@ t3 answer_gym: declined
 Write step 5.
 {"state_focus":[],"state_delta":[],"tool_calls":[],"assistant_message":"I declined: changing would cost 70 + 35 = 105, more than 90."}
 
-Example 2, as before, but the fee in t1 is 10
+Example 3, as example 2, but the fee in t1 is 10
 Write step 3.
 {"state_focus":[],"state_delta":[{"op":"add","type":"attribute","id":"n3","summary":"Changing to gym Q costs its price of 70 plus a fee of 10 for cancelling gym P, which costs 90","refs":[{"relation":"derives","target":"n2"},{"relation":"derives","target":"n1"}],"evidence":["t1"]}],"tool_calls":[{"name":"calculate","arguments":{"expression":"70 + 10 < 90"}}],"assistant_message":""}
 OBSERVATION
@@ -85,19 +93,18 @@ t2 calculate: 70 + 10 < 90 is true (80 is less than 90)
 Write step 4.
 {"state_focus":[],"state_delta":[{"op":"add","type":"judgement","id":"n4","summary":"70 + 10 < 90 is true, so change to gym Q and accept","refs":[{"relation":"supersedes","target":"n2"},{"relation":"supports","target":"n3"}],"evidence":["t2"]}],"tool_calls":[{"name":"answer_gym","arguments":{"answer":"accept"}}],"assistant_message":""}
 
-Example 3
+Example 4
 INDEX
 (empty)
 REQUEST
-Order 3 lamps at shop S and keep its conditions.
+Order 3 lamps at shop S for Kim. Plan: we return them if shop T becomes cheaper.
 STATE
 OBSERVATION
 (none)
 Write step 1.
-{"state_focus":[],"state_delta":[],"tool_calls":[{"name":"conditions","arguments":{"shop":"S"}},{"name":"order","arguments":{"shop":"S","lamps":3}}],"assistant_message":""}
+{"state_focus":[],"state_delta":[],"tool_calls":[{"name":"order","arguments":{"shop":"shop S","lamps":3}}],"assistant_message":""}
 OBSERVATION
-t1 conditions: ... a long text ...
-t2 order: Order o1: 3 lamps, 45 in all
+t1 order: Ordered 3 lamps at shop S, 45 in all. Terms of shop S: 1. ... 2. ... a long text ...
 Write step 2.
-{"state_focus":[],"state_delta":[{"op":"add","type":"knowledge","id":"n1","summary":"Conditions of shop S","refs":[],"evidence":["t1"]},{"op":"add","type":"judgement","id":"n2","summary":"Ordered 3 lamps at shop S for 45","refs":[{"relation":"supports","target":"n1"}],"evidence":["t2"]}],"tool_calls":[],"assistant_message":"I ordered 3 lamps at S for 45."}
+{"state_focus":[],"state_delta":[{"op":"add","type":"knowledge","id":"n1","summary":"Terms of shop S","refs":[],"evidence":["t1"]},{"op":"add","type":"judgement","id":"n2","summary":"Ordered 3 lamps at shop S for 45; return them if shop T becomes cheaper","refs":[{"relation":"supports","target":"n1"}],"evidence":["t1"]}],"tool_calls":[],"assistant_message":"I ordered 3 lamps at shop S for 45."}
 """

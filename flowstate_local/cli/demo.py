@@ -51,8 +51,8 @@ EXAMPLES = """Examples:
 
 Exit codes: 0 played (whatever the verdict), 2 usage, 3 model or engine, 4 store, 130 interrupted.
 """
-MAX_TOKENS = 4_000
-"""Of one step. The grammar's bounds follow from it: room for two calls and three nodes."""
+MAX_TOKENS = 2_500
+"""Of one step. The grammar's bounds follow from it: room for two calls and two nodes."""
 
 
 @dataclass(frozen=True)

@@ -40,39 +40,35 @@ class Trip:
 
 @dataclass
 class Desk:
-    """What the tools act on. `answers` is what the verdict is read from."""
+    """What the tools act on. The verdict is read from `answer`."""
 
     trip: Trip
     bookings: list[str] = field(default_factory=list)
-    answers: list[tuple[str, str]] = field(default_factory=list)
-    """(hotel, answer) for each offer answered, in order."""
+    """Hotels that are booked."""
+    offer_open: bool = False
+    """Whether the cheaper hotel has made its offer."""
+    answer: str = ""
+    """What the offer was answered, "" before it was."""
 
 
 def tools_of(desk: Desk) -> Toolbox:
     """The desk's tools, bound to its data."""
     trip = desk.trip
 
-    @tool(idempotent=True)
-    def find_hotels(city: str) -> str:
-        """List the hotels of a city with their prices."""
-        _known(city, [trip.city], "city")
-        return (
-            f"{trip.booked}: {trip.price_booked} dollars. {trip.cheaper}: {trip.price_booked + 35} dollars."
-        )
-
-    @tool(idempotent=True)
-    def booking_terms(hotel: str) -> str:
-        """Get the full booking terms of a hotel."""
-        _known(hotel, [trip.booked, trip.cheaper], "hotel")
-        return terms(hotel, trip.city, trip.fee if _same(hotel, trip.booked) else 0)
-
     @tool
     def book_hotel(hotel: str) -> str:
-        """Book a hotel for the trip."""
-        _known(hotel, [trip.booked, trip.cheaper], "hotel")
-        desk.bookings.append(hotel)
-        price = trip.price_booked if _same(hotel, trip.booked) else trip.price_cheaper
-        return f"Booking b{len(desk.bookings)}: {hotel}, {trip.city}, 2 nights, {price} dollars in all."
+        """Book a hotel. Returns the booking and its full terms.
+
+        Args:
+            hotel: Its name alone, such as "Hotel Sol".
+        """
+        name = _known(hotel, [trip.booked, trip.cheaper], "hotel")
+        price = trip.price_booked if name == trip.booked else trip.price_cheaper
+        if desk.bookings:
+            raise ToolError(f"{desk.bookings[0]} is booked for these nights already", kind="conflict")
+        desk.bookings.append(name)
+        fee = trip.fee if name == trip.booked else 0
+        return f"Booked {name}, {trip.city}, 2 nights, {price} dollars.\n{terms(name, trip.city, fee)}"
 
     @tool(idempotent=True)
     def find_trains(origin: str, destination: str) -> str:
@@ -84,8 +80,7 @@ def tools_of(desk: Desk) -> Toolbox:
     @tool
     def book_train(train: str) -> str:
         """Book a train by its number."""
-        desk.bookings.append(train)
-        return f"Booking b{len(desk.bookings)}: train {train}, 1 seat."
+        return f"Booked train {train}, 1 seat."
 
     @tool(idempotent=True)
     def taxi_price(hotel: str) -> str:
@@ -100,15 +95,15 @@ def tools_of(desk: Desk) -> Toolbox:
             hotel: The hotel that makes the offer.
             answer: accept to change to that hotel, decline to stay.
         """
-        _known(hotel, [trip.cheaper], "offer of hotel")
-        if desk.answers:
-            raise ToolError(f"the offer of {hotel} is answered already: {desk.answers[0][1]}", kind="closed")
-        desk.answers.append((hotel, answer))
-        return f"The offer of {hotel} is answered: {answer}."
+        if not desk.offer_open:
+            raise ToolError("no hotel has made an offer", kind="not_found")
+        name = _known(hotel, [trip.cheaper], "offer of hotel")
+        if desk.answer:
+            raise ToolError(f"the offer of {name} is answered already: {desk.answer}", kind="closed")
+        desk.answer = answer
+        return f"The offer of {name} is answered: {answer}. Done."
 
-    return Toolbox(
-        [find_hotels, booking_terms, book_hotel, find_trains, book_train, taxi_price, answer_offer, calculate]
-    )
+    return Toolbox([book_hotel, find_trains, book_train, taxi_price, answer_offer, calculate])
 
 
 def terms(hotel: str, city: str, fee: int) -> str:
@@ -146,15 +141,13 @@ def terms(hotel: str, city: str, fee: int) -> str:
     return f"Booking terms of {hotel}\n" + "\n".join(lines)
 
 
-def _same(left: str, right: str) -> bool:
-    """Names match whatever their case, and with or without the word Hotel."""
-    return _bare(left) == _bare(right)
+def _same(said: str, name: str) -> bool:
+    """Is `name` what was said? "Aurora in Lisbon" means Hotel Aurora."""
+    return name.casefold().removeprefix("hotel ") in said.casefold()
 
 
-def _bare(name: str) -> str:
-    return name.casefold().strip().removeprefix("hotel").strip()
-
-
-def _known(name: str, known: list[str], what: str) -> None:
-    if not any(_same(name, other) for other in known):
-        raise ToolError(f"unknown {what} {name!r}; known: {', '.join(known)}", kind="not_found")
+def _known(said: str, names: list[str], what: str) -> str:
+    for name in names:
+        if _same(said, name):
+            return name
+    raise ToolError(f"unknown {what} {said!r}; known: {', '.join(names)}", kind="not_found")

@@ -109,8 +109,7 @@ async def play(
     results = []
     asks = requests_of(trip)
     for number, ask in enumerate(asks, start=1):
-        if number == len(asks):
-            desk.answers.clear()
+        desk.offer_open = number == len(asks)
         if on_request is not None:
             on_request(number, ask)
         results.append(await agent.run(ask.text, space=space, date=ask.date))

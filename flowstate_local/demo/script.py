@@ -25,7 +25,7 @@ class Player:
 
     def _story(self, trip: Trip) -> Iterator[StepOutput]:
         booked, cheaper = trip.booked, trip.cheaper
-        yield step(calls=[("booking_terms", {"hotel": booked}), ("book_hotel", {"hotel": booked})])
+        yield step(calls=[("book_hotel", {"hotel": booked})])
         yield step(
             delta=[
                 _node("knowledge", "n1", f"Booking terms of {booked}", evidence=["t1"]),
@@ -34,7 +34,6 @@ class Player:
                     "n2",
                     f"Booked {booked} for {trip.price_booked}; rebook to {cheaper} if cheaper",
                     refs=[("supports", "n1")],
-                    evidence=["t2"],
                 ),
             ],
             message=f"{booked} is booked for {trip.price_booked} dollars.",
@@ -43,15 +42,15 @@ class Player:
         yield step(calls=[("book_train", {"train": f"T{trip.train_price}1"})])
         summary = f"Booked the 07:40 train to {trip.city} for {trip.train_price}"
         yield step(
-            delta=[_node("judgement", "n3", summary, evidence=["t3", "t4"])],
+            delta=[_node("judgement", "n3", summary, evidence=["t2", "t3"])],
             message="The 07:40 train is booked.",
         )
-        summary = f"{trip.guest} is a vegetarian and wants a quiet room"
-        yield step(delta=[_node("preference", "n4", summary)], message="Noted.")
+        yield step(delta=[_node("preference", "n4", f"{trip.guest} is a vegetarian and wants a quiet room")])
+        yield step(message="Noted.")
         yield step(calls=[("taxi_price", {"hotel": booked})])
         yield step(
             delta=[
-                _node("attribute", "n5", f"Taxi from station to {booked}: {trip.taxi_price}", evidence=["t5"])
+                _node("attribute", "n5", f"Taxi from station to {booked}: {trip.taxi_price}", evidence=["t4"])
             ],
             message=f"It costs {trip.taxi_price} dollars.",
         )
@@ -64,7 +63,7 @@ class Player:
                     "n6",
                     f"Train and taxi together: {total}",
                     refs=[("derives", "n3"), ("derives", "n5")],
-                    evidence=["t6"],
+                    evidence=["t5"],
                 )
             ],
             message=f"Together {total} dollars.",
@@ -94,7 +93,7 @@ class Player:
                     "n7",
                     summary,
                     refs=[("supersedes", "n2"), ("supports", "n1")],
-                    evidence=["t1", "t7"],
+                    evidence=["t1", "t6"],
                 )
             ],
             calls=[("answer_offer", {"hotel": trip.cheaper, "answer": "accept" if change else "decline"})],

@@ -100,8 +100,7 @@ def requests_of(trip: Trip) -> list[Ask]:
     return [
         Ask(
             "2026-09-02",
-            f"Book {trip.booked} in {trip.city} for {trip.guest}; it costs {trip.price_booked} dollars. Get its "
-            f"booking terms as well and keep them with the decision. Plan: rebook to {trip.cheaper} if that becomes "
+            f"Book {trip.booked} in {trip.city} for {trip.guest}. Plan: we rebook to {trip.cheaper} if that becomes "
             "cheaper.",
         ),
         Ask("2026-09-04", f"Find the trains from {trip.origin} to {trip.city} and book the one at 07:40."),
@@ -120,7 +119,7 @@ def requests_of(trip: Trip) -> list[Ask]:
 def judge(desk: Desk, events: list[Event], reader: Reader) -> Verdict:
     """The verdict, from the desk's state and the log of request 6."""
     trip = desk.trip
-    answer = desk.answers[-1][1] if desk.answers else ""
+    answer = desk.answer
     opened: list[str] = []
     calculated = False
     for event in events:
@@ -137,6 +136,6 @@ def judge(desk: Desk, events: list[Event], reader: Reader) -> Verdict:
         answer=answer,
         right=answer == trip.truth,
         opened_decision=any(node is not None and node.request == RequestId("r1") for node in first),
-        opened_evidence=any(record is not None and record.tool == "booking_terms" for record in raw),
+        opened_evidence=any(record is not None and record.tool == "book_hotel" for record in raw),
         calculated=calculated,
     )
