@@ -136,9 +136,10 @@ def openable(
         offered.update(dict.fromkeys(inside(opened, reader)))
     for evidence_id in reachable_evidence(state, reader):
         result = state.results.get(evidence_id)
-        if result is not None and result.size_chars <= INLINE_CHARS:
-            continue  # it stands in the state log already
-        offered[evidence_id] = None
+        if result is not None and (result.size_chars <= INLINE_CHARS or result.step == state.step - 1):
+            pass  # it stands in the state log, or in the observation
+        else:
+            offered[evidence_id] = None
         seen = _last_page_seen(evidence_id, state)
         if seen and seen < n_pages(evidence_id, state, reader, page_chars):
             offered[f"{evidence_id}#{seen + 1}"] = None

@@ -13,7 +13,7 @@ from rich.tree import Tree
 from flowstate_local.events import DeltaCommitted, Disclosed, Event, Refusal, ToolFinished, ToolStarted
 from flowstate_local.graph import Branch
 from flowstate_local.loop import RequestResult, StepTrace
-from flowstate_local.nodes import Node
+from flowstate_local.nodes import Node, NodeId
 from flowstate_local.repository import Reader
 
 TYPE_COLOUR = {
@@ -99,8 +99,8 @@ def _event_rows(event: Event, reader: Reader) -> Iterable[tuple[str, str]]:
         yield from (refusal_row("ISU", refusal) for refusal in event.refused)
     elif isinstance(event, Disclosed):
         for opened in event.granted:
-            node = reader.node(opened)  # type: ignore[arg-type]
-            yield "PSA", f"opened {node_markup(node) if node else f'[bold]{opened}[/]'}"
+            found = reader.node(NodeId(opened))
+            yield "PSA", f"opened {node_markup(found) if found else f'[bold]{opened}[/]'}"
         for refusal in event.refused:
             yield refusal_row("loop" if refusal.rule in LOOP_RULES else "PSA", refusal)
     elif isinstance(event, ToolFinished):
