@@ -16,6 +16,7 @@ class Sampling:
     max_tokens: int = 32_768
     """Upper bound of generated tokens; the caller caps it by what the window leaves."""
     seed: int | None = None
+    """For repeatable sampling; vLLM's CPU backend has none, so it's ignored there."""
 
 
 @dataclass(frozen=True)

@@ -23,15 +23,6 @@ NodeType = Literal["preference", "knowledge", "attribute", "judgement", "artifac
 tool showed; attribute = a property of an entity; judgement = assessment, decision, plan or risk; artifact =
 a reusable product."""
 
-ID_LETTER: dict[NodeType, str] = {
-    "preference": "p",
-    "knowledge": "k",
-    "attribute": "a",
-    "judgement": "j",
-    "artifact": "x",
-}
-"""First letter of the ids that the runtime proposes for each type."""
-
 Relation = Literal["supports", "derives", "follows", "supersedes"]
 """Direction: from the node being written to an older one. The paper does not publish the meanings; ours:
 supports = the target is a reason for this node; derives = this node was computed or concluded from the

@@ -268,7 +268,7 @@ class _Masks:
             processor = self._backend.get_regex_logits_processor(constraint.text)
         else:
             # Otherwise small models fill max_tokens with blanks.
-            compact = json.loads(constraint.text) | {"x-guidance": {"whitespace_flexible": False}}
+            compact = {"x-guidance": {"whitespace_flexible": False}} | json.loads(constraint.text)
             processor = self._backend.get_json_schema_logits_processor(
                 json.dumps(compact, ensure_ascii=False)
             )
