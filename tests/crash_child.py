@@ -89,7 +89,8 @@ def node(node_id: str, summary: str, **fields: Any) -> dict[str, Any]:
 
 
 def agent_of(folder: Path, store: LmdbStore) -> Agent:
-    return Agent(ScriptedEngine(play), store, tools_of(folder))
+    # Unchecked: the story makes the loop pass every commit point, whatever a grammar would offer.
+    return Agent(ScriptedEngine(play, check=False), store, tools_of(folder))
 
 
 async def main(folder: Path, kill_at: str) -> RequestResult:
