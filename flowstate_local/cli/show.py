@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Group, RenderableType
 from rich.markup import escape
 from rich.padding import Padding
 from rich.panel import Panel
@@ -178,9 +178,3 @@ def event_line(event: Event) -> str:
     if event.kind == "RequestFinished":
         return f"{event.outcome}: {' '.join(event.message.split())[:100]}"
     return ""
-
-
-def print_lines(console: Console, lines: Iterable[str]) -> None:
-    """Print markup lines."""
-    for line in lines:
-        console.print(line, highlight=False)
