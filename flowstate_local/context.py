@@ -15,17 +15,16 @@ from dataclasses import dataclass, field
 from flowstate_local import psa
 from flowstate_local.completion import Tokenizer
 from flowstate_local.events import Refusal
-from flowstate_local.index import Index, folded_line, node_line, request_line
+from flowstate_local.index import Index, folded_line, headed_line, node_line, request_line
 from flowstate_local.nodes import (
-    EVIDENCE_ID,
     NODE_ID,
-    PAGE_ID,
     REQUEST_ID,
     EvidenceId,
     IndexLine,
     Node,
     NodeId,
     RequestId,
+    is_raw,
 )
 from flowstate_local.repository import Reader
 from flowstate_local.rules import EXAMPLES, RULES
@@ -42,6 +41,8 @@ class Observation:
     """Words of the runtime, such as a cut-off output or the last step of the budget."""
     step: int = 1
     """Number of the step that the model writes next."""
+    advice: str = ""
+    """What that step is usually for."""
 
 
 @dataclass(frozen=True)
@@ -137,7 +138,7 @@ def entry_text(entry: LogEntry, state: ActiveState, reader: Reader, page_chars: 
 
 def opened_text(opened: str, state: ActiveState, reader: Reader, page_chars: int) -> str:
     """What a disclosure shows: a whole node, a page of raw result, or the lines of what was folded."""
-    if EVIDENCE_ID.match(opened) or PAGE_ID.match(opened):
+    if is_raw(opened):
         text, page, pages = psa.page_text(opened, state, reader, page_chars)
         return f"opened {opened}{_page_note(opened, page, pages)}:\n{text.rstrip()}\n(end of {opened})\n"
     if NODE_ID.match(opened):
@@ -156,15 +157,11 @@ def opened_text(opened: str, state: ActiveState, reader: Reader, page_chars: int
 
 def node_text(node: Node) -> str:
     """A node with its content, refs as relation and id, and evidence ids; never a neighbour's text."""
-    text = node_line(IndexLine.of(node).model_copy(update={"supersedes": ()}))
-    if node.refs:
-        text += "; refs: " + ", ".join(f"{ref.relation} {ref.target}" for ref in node.refs)
-    if node.evidence:
-        text += "; evidence: " + ", ".join(node.evidence)
-    if node.valid_until:
-        text += f"; valid until {node.valid_until}"
-    if node.confidence is not None:
-        text += f"; confidence {node.confidence:g}"
+    links = [", ".join(f"{ref.relation} {ref.target}" for ref in node.refs)]
+    links.append("evidence " + ", ".join(node.evidence) if node.evidence else "")
+    links.append(f"valid until {node.valid_until}" if node.valid_until else "")
+    links.append(f"confidence {node.confidence:g}" if node.confidence is not None else "")
+    text = headed_line(IndexLine.of(node), "; ".join(link for link in links if link))
     return f"{text}\n{node.content}" if node.content else text
 
 
@@ -189,7 +186,11 @@ def observation_text(observation: Observation, state: ActiveState, reader: Reade
         parts.append(f"{evidence} {name}{_page_note(evidence, page, pages)}: {text.rstrip()}")
     parts.extend(f"refused {refusal_text(refusal)}" for refusal in observation.refusals)
     parts.extend(observation.notes)
-    return "OBSERVATION\n" + ("\n".join(parts) or "(none)") + f"\nWrite step {observation.step}.\n"
+    return (
+        "OBSERVATION\n"
+        + ("\n".join(parts) or "(none)")
+        + f"\nWrite step {observation.step}. {observation.advice}\n"
+    )
 
 
 def refusal_text(refusal: Refusal) -> str:

@@ -101,11 +101,11 @@ def _same_call(call: ToolCall, state: ActiveState) -> EvidenceId | None:
 
 def _repeat_advice(earlier: EvidenceId, state: ActiveState) -> str:
     if state.results[earlier].failure is not None:
-        return f"{earlier} failed with these very arguments; it would fail again: reply with what you know"
-    return f"{earlier} is this very call, made just before; its result stands above: reply now"
+        return f"it failed with these very arguments just before ({earlier}); reply with what you know"
+    return f"it ran with these very arguments just before; its result is {earlier} in STATE; reply to the request"
 
 
-def observe(events: Sequence[Event], step: int, max_steps: int) -> Observation:
+def observe(events: Sequence[Event], step: int, max_steps: int, advice: str = "") -> Observation:
     """O of a step, from the events of the step before it; so a resumed request sees what it would have seen."""
     refusals: list[Refusal] = []
     results: list[EvidenceId] = []
@@ -133,5 +133,9 @@ def observe(events: Sequence[Event], step: int, max_steps: int) -> Observation:
     if step >= max_steps:
         notes.append("This is the last step: reply now.")
     return Observation(
-        results=tuple(results), refusals=tuple(refusals), notes=tuple(notes), step=max(1, step)
+        results=tuple(results),
+        refusals=tuple(refusals),
+        notes=tuple(notes),
+        step=max(1, step),
+        advice=advice,
     )

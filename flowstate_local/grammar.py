@@ -31,6 +31,9 @@ from flowstate_local.schema_rules import (
 )
 from flowstate_local.tools import Tool, Toolbox
 
+Defer = Literal["strict", "trust"]
+"""How a step that opens something is kept from acting: by the runtime, or by the model itself (the paper's rule)."""
+
 MAX_FOCUS = 2
 """Ids that one look may name. Given more places, a small model fills them all, with repeats."""
 MAX_MESSAGE_CHARS = 4_000
@@ -54,6 +57,8 @@ class StepFacts:
     """Ids that state_focus may name: nodes, raw results and their pages, folded requests, none of them open yet."""
     resolvable: Sequence[NodeId] = ()
     """Ids that refs may target."""
+    replaceable: Sequence[NodeId] = ()
+    """Those of them that a node may supersede: what was read."""
     evidence: Sequence[EvidenceId] = ()
     """Raw results that a node may cite."""
     own: Sequence[NodeId] = ()
@@ -63,12 +68,17 @@ class StepFacts:
     may_record: bool = True
     """Whether something was seen that can be recorded. Before, all there is to write is what the user wants: a note of
     preferences, and neither calls nor replies carry a delta."""
+    fresh: bool = True
+    """Whether the step before brought something raw. Only then may a step write down what it saw and act as well:
+    what is written before a call is otherwise a guess at its result."""
+    must_record: bool = False
+    """Whether a step that acts or replies must add a node as well; needs `may_record`."""
     may_note: bool = True
     """Whether a delta alone is allowed now."""
     may_look: bool = True
     may_act: bool = True
     may_reply: bool = True
-    defer: Literal["strict", "trust"] = "strict"
+    defer: Defer = "strict"
 
 
 def step_constraint(profile: Profile, toolbox: Toolbox, facts: StepFacts, max_tokens: int) -> Constraint:
@@ -211,14 +221,15 @@ class _Step:
         """
         facts, shapes = self.facts, []
         rung = self.rung(self.room // 2)
+        least = int(facts.must_record)
         if facts.may_look and (focus := self.focus(self.room - 6)) is not None:
             shapes.append(_shape(focus, _EMPTY, _EMPTY, _SILENT))
         if facts.may_act and len(self.toolbox):
-            delta, calls = self.act(rung if facts.may_record else None)
+            delta, calls = self.act(rung if facts.may_record and facts.fresh else None)
             shapes.append(_shape(_EMPTY, delta, calls, _SILENT))
         kept = rung if facts.may_record else None
         if facts.may_reply and (said := self.message(self.room - 4 - self.size(kept))) is not None:
-            shapes.append(_shape(_EMPTY, self.delta(kept), _EMPTY, said))
+            shapes.append(_shape(_EMPTY, self.delta(kept, least=least), _EMPTY, said))
         note = rung or self.rung(self.room - 6)
         if facts.may_note and note is not None:
             shapes.append(_shape(_EMPTY, self.delta(note, least=1), _EMPTY, _SILENT))
@@ -229,8 +240,8 @@ class _Step:
         facts = self.facts
         focus = self.focus(self.room // 4) if facts.may_look else None
         acts = facts.may_act and len(self.toolbox) > 0
-        least = (focus.size if focus else 2) + (MIN_MESSAGE_BYTES if facts.may_reply else 2)
-        calls = self.calls(self.room // 3) or self.needed_calls(self.room - least - 2) if acts else None
+        others = (focus.size if focus else 2) + (MIN_MESSAGE_BYTES if facts.may_reply else 2)
+        calls = self.calls(self.room // 3) or self.needed_calls(self.room - others - 2) if acts else None
         rest = self.room - (focus.size if focus else 2) - (calls.size if calls else 2)
         rung = self.rung((rest - MIN_MESSAGE_BYTES) * 2 // 3)
         said = self.message(rest - self.size(rung)) if facts.may_reply else None
@@ -293,16 +304,20 @@ class _Step:
 
     def define(self, rung: _Rung, key: str) -> None:
         facts = self.facts
-        for name, ids in (("node", facts.resolvable), ("raw", facts.evidence), ("own", facts.own)):
+        known = {
+            "node": facts.resolvable,
+            "read": facts.replaceable,
+            "raw": facts.evidence,
+            "own": facts.own,
+        }
+        for name, ids in known.items():
             if ids:
                 self.defs[name] = _enum(ids)
         made = _operations(
             self.profile,
             rung,
             key,
-            bool(facts.resolvable),
-            bool(facts.evidence),
-            bool(facts.own),
+            frozenset(name for name, ids in known.items() if ids),
             get_args(NodeType) if facts.may_record else ("preference",),
         )
         for name, schema in made.items():
@@ -318,7 +333,7 @@ class _Step:
         for delta in smaller:
             calls = self.calls(self.room - 4 - self.size(delta))
             if calls is not None:
-                return self.delta(delta), calls
+                return self.delta(delta, least=int(self.facts.must_record)), calls
         return _EMPTY, self.needed_calls(self.room - 6)
 
     def calls(self, room: int) -> _Part | None:
@@ -389,7 +404,8 @@ def _delta_bytes(rung: _Rung, ids: _Ids) -> int:
 ID_PREFIX = "n"
 """Nodes are numbered through the space, whatever their type, so that a delta can name its own siblings."""
 _SLOT_NAME_LENGTH = 20
-_RELATIONS = ["supports", "derives", "follows", "supersedes"]
+_RELATIONS = ["supports", "derives", "follows"]
+_SUPERSEDES = "supersedes"
 
 
 def _free_id(place: int) -> str:
@@ -399,10 +415,13 @@ def _free_id(place: int) -> str:
 
 @lru_cache(maxsize=256)
 def _operations(
-    profile: Profile, rung: _Rung, key: str, refs: bool, cited: bool, own: bool, types: tuple[str, ...]
+    profile: Profile, rung: _Rung, key: str, known: frozenset[str], types: tuple[str, ...]
 ) -> dict[str, str]:
-    """Definitions of a rung's operations: shared fields, an add for each place, and the changes."""
-    parts = _fields(profile, rung, cited)
+    """Definitions of a rung's operations: shared fields, an add for each place, and the changes.
+
+    `known` names the definitions of ids that are not empty: node, read, raw, own.
+    """
+    parts = _fields(profile, rung, "raw" in known)
     made = {f"{key}_{name}": _dump(schema) for name, schema in parts.items()}
     fields = {name: _def(f"{key}_{name}") for name in parts}
     before = {name: fields[name] for name in parts if name in ("summary", "content", "slots")}
@@ -414,12 +433,12 @@ def _operations(
             "id": {"enum": [_free_id(place)]},
         }
         siblings = [_free_id(earlier) for earlier in range(place)]
-        links = _links(rung, refs, siblings)
+        links = _links(rung, known, siblings)
         required = ["op", "type", "id", "summary", "refs", "evidence"]
         made[f"{key}_{place}"] = _dump(closed({**head, **before, "refs": links, **after}, required))
-    if rung.changes and own:
+    if rung.changes and "own" in known:
         mine = _def("own")
-        what = {**before, "refs": _links(rung, refs, []), **after}
+        what = {**before, "refs": _links(rung, known, []), **after}
         update = closed({"op": {"enum": ["update"]}, "id": mine, **what}, ["op", "id", "summary"])
         remove = closed({"op": {"enum": ["remove"]}, "id": mine})
         made[f"{key}_change"] = _dump(any_of([update, remove]))
@@ -449,14 +468,17 @@ def _fields(profile: Profile, rung: _Rung, cited: bool) -> dict[str, Schema]:
 _NO_ITEMS: Schema = {"type": "array", "maxItems": 0}
 
 
-def _links(rung: _Rung, refs: bool, siblings: Sequence[str]) -> Schema:
-    """Refs to nodes that exist, or that this very delta has added before."""
-    targets: list[Schema] = [_def("node")] if refs else []
+def _links(rung: _Rung, known: frozenset[str], siblings: Sequence[str]) -> Schema:
+    """Refs to nodes that exist, or that this very delta has added before; only what was read can be superseded."""
+    targets: list[Schema] = [_def("node")] if "node" in known else []
     if siblings:
         targets.append({"enum": list(siblings)})
     if not targets or not rung.refs:
         return _NO_ITEMS
-    return array(closed({"relation": {"enum": _RELATIONS}, "target": any_of(targets)}), 0, rung.refs)
+    links = [closed({"relation": {"enum": _RELATIONS}, "target": any_of(targets)})]
+    if "read" in known:
+        links.append(closed({"relation": {"enum": [_SUPERSEDES]}, "target": _def("read")}))
+    return array(any_of(links), 0, rung.refs)
 
 
 def _def(name: str) -> Schema:
@@ -578,7 +600,9 @@ def _shapes_regex(shapes: Iterable[tuple[str, str, str, str]]) -> str:
 
 @lru_cache(maxsize=1)
 def _delta_regex() -> str:
-    refs = array(closed({"relation": {"enum": _RELATIONS}, "target": _pattern(_NODE_ID)}), 0, 2)
+    refs = array(
+        closed({"relation": {"enum": [*_RELATIONS, _SUPERSEDES]}, "target": _pattern(_NODE_ID)}), 0, 2
+    )
     fields: dict[str, Schema] = {
         "summary": {"type": "string"},
         "refs": refs,

@@ -110,10 +110,14 @@ def _size(index: Index, count: Callable[[str], int]) -> int:
 
 
 def node_line(line: IndexLine) -> str:
-    """`j7 judgement: Booked hotel A {price=200} (supersedes j3)`."""
+    """`n7 judgement (supersedes n3): Booked hotel A {price=200}`."""
+    return headed_line(line, f"supersedes {', '.join(line.supersedes)}" if line.supersedes else "")
+
+
+def headed_line(line: IndexLine, links: str) -> str:
+    """A node's line, its links before the colon: what stands at the end a model takes for words of the summary."""
     slots = "".join(f" {{{slot.name}={slot.value}}}" for slot in line.slots)
-    replaced = f" (supersedes {', '.join(line.supersedes)})" if line.supersedes else ""
-    return f"{line.id} {line.type}: {line.summary}{slots}{replaced}"
+    return f"{line.id} {line.type}{f' ({links})' if links else ''}: {line.summary}{slots}"
 
 
 def request_line(record: RequestRecord) -> str:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from flowstate_local.events import DeltaCommitted, Refusal
+from flowstate_local.grounding import ungrounded
 from flowstate_local.nodes import NODE_ID, Node, NodeId
 from flowstate_local.protocol import Add, Operation, Remove, Update
 from flowstate_local.repository import Reader
@@ -23,15 +24,26 @@ class _Draft:
 
     nodes: dict[NodeId, Node]
     used: set[NodeId]
+    grounded: bool
     added: dict[NodeId, Node] = field(default_factory=dict)
     updated: dict[NodeId, Node] = field(default_factory=dict)
     removed: list[NodeId] = field(default_factory=list)
     refused: list[Refusal] = field(default_factory=list)
 
 
-def commit(delta: Iterable[Operation], state: ActiveState, reader: Reader, *, at: float) -> DeltaCommitted:
-    """Judge every operation in order and return what is committed and what is refused, with reasons."""
-    draft = _Draft(nodes=dict(state.own), used=set(state.used_ids))
+def commit(
+    delta: Iterable[Operation], state: ActiveState, reader: Reader, *, at: float, grounded: bool = True
+) -> DeltaCommitted:
+    """Judge every operation in order and return what is committed and what is refused, with reasons.
+
+    Args:
+        delta: the operations, as the model wrote them.
+        state: the active state; not changed.
+        reader: the repository.
+        at: time of the commit, seconds since the epoch.
+        grounded: whether a fact with a number that the model can't have read is refused.
+    """
+    draft = _Draft(nodes=dict(state.own), used=set(state.used_ids), grounded=grounded)
     for operation in delta:
         refusal = _take(operation, draft, state, reader, at)
         if refusal is not None:
@@ -81,9 +93,10 @@ def _add(op: Add, draft: _Draft, state: ActiveState, reader: Reader, at: float) 
     if not _one_line(op.summary):
         return Refusal(subject=op.id, rule="summary_empty", advice="say in one line what the node holds")
     refusal = (
-        _check_refs(node, set(draft.nodes), reader)
+        _check_refs(node, set(draft.nodes), state, reader)
         or _check_evidence(node, state, reader)
         or _check_new(node, draft, state, reader)
+        or _check_numbers(node, draft, state, reader)
     )
     if refusal is None:
         draft.nodes[node.id] = draft.added[node.id] = node
@@ -108,7 +121,11 @@ def _update(op: Update, draft: _Draft, state: ActiveState, reader: Reader) -> Re
         return Refusal(subject=op.id, rule="no_change", advice="an update must change something")
     # Only nodes made before it, or two updates could close a cycle.
     older = set(list(draft.nodes)[: list(draft.nodes).index(op.id)])
-    refusal = _check_refs(new, older, reader) or _check_evidence(new, state, reader)
+    refusal = (
+        _check_refs(new, older, state, reader)
+        or _check_evidence(new, state, reader)
+        or _check_numbers(new, draft, state, reader)
+    )
     if refusal is None:
         draft.nodes[op.id] = new
         (draft.added if op.id in draft.added else draft.updated)[op.id] = new
@@ -138,8 +155,11 @@ def _not_own(node_id: NodeId, reader: Reader) -> Refusal:
     return Refusal(subject=node_id, rule="unknown_id", advice=f"no such node: {node_id}")
 
 
-def _check_refs(node: Node, own: set[NodeId], reader: Reader) -> Refusal | None:
+def _check_refs(node: Node, own: set[NodeId], state: ActiveState, reader: Reader) -> Refusal | None:
     for ref in node.refs:
+        if ref.relation == "supersedes" and ref.target not in own and ref.target not in state.opened:
+            advice = f"open {ref.target} before you replace it; or use another relation"
+            return Refusal(subject=node.id, rule="supersedes_unread", advice=advice)
         if ref.target == node.id:
             return Refusal(subject=node.id, rule="ref_self", advice="a node can't refer to itself")
         if ref.target not in own and reader.node(ref.target) is None:
@@ -165,6 +185,15 @@ def _check_new(node: Node, draft: _Draft, state: ActiveState, reader: Reader) ->
                 subject=node.id, rule="duplicate", advice=f"{other.id} says this already; refer to it"
             )
     return None
+
+
+def _check_numbers(node: Node, draft: _Draft, state: ActiveState, reader: Reader) -> Refusal | None:
+    """Refuse a fact that was made up. What it may say is what this request has read."""
+    missing = ungrounded(node, state, reader) if draft.grounded else []
+    if not missing:
+        return None
+    advice = f"{', '.join(missing[:3])} stands in nothing you have read; call the tool first, or calculate"
+    return Refusal(subject=node.id, rule="ungrounded_number", advice=advice)
 
 
 def _one_line(text: str) -> str:

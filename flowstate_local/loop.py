@@ -17,9 +17,10 @@ import uuid
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import get_args
 
 from flowstate_local import index as index_module
-from flowstate_local import isu, psa
+from flowstate_local import isu, psa, rails
 from flowstate_local.completion import Completion, Sampling
 from flowstate_local.context import Context, Prompt, serialize
 from flowstate_local.decision import decide, observe, parse, read_reply
@@ -37,9 +38,9 @@ from flowstate_local.events import (
     ToolFinished,
     ToolStarted,
 )
-from flowstate_local.grammar import StepFacts, step_constraint
+from flowstate_local.grammar import Defer, StepFacts, step_constraint
 from flowstate_local.index import Index
-from flowstate_local.nodes import NODE_ID, EvidenceId, NodeId, RequestId
+from flowstate_local.nodes import EvidenceId, NodeId, RequestId
 from flowstate_local.protocol import StepOutput, ToolCall
 from flowstate_local.repository import EvidenceRecord, Reader, RequestRecord
 from flowstate_local.state import ActiveState
@@ -123,6 +124,7 @@ class Agent:
         tools: functions made by `@tool`, or a `Toolbox`.
         sampling: decoding parameters; the default is the paper's preset, capped by the window.
         defer: "strict" (a step that opens anything may not act) or "trust" (the paper's rule: the model must wait).
+        grounded: whether a fact is refused that holds a number which the model can't have read in this request.
         max_steps: steps after which a request ends without a reply.
         index_tokens: budget of the index in the prompt.
         page_chars: characters of a raw result per page; by default a part of the model's window.
@@ -132,7 +134,7 @@ class Agent:
         clock: seconds since the epoch.
 
     Raises:
-        UsageError: two tools of one name.
+        UsageError: two tools of one name, or an unknown deferral rule.
         GrammarError: a tool whose arguments the engine's grammar can't enforce.
     """
 
@@ -143,7 +145,8 @@ class Agent:
         tools: Toolbox | Iterable[Tool] = (),
         *,
         sampling: Sampling | None = None,
-        defer: str = "strict",
+        defer: Defer = "strict",
+        grounded: bool = True,
         max_steps: int = 16,
         index_tokens: int = 2_048,
         page_chars: int | None = None,
@@ -152,11 +155,14 @@ class Agent:
         on_step: Callable[[StepTrace], None] | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
+        if defer not in get_args(Defer):
+            raise UsageError(f"unknown deferral rule {defer!r}", hint="Use strict or trust.")
         self.engine = engine
         self.store = store
         self.toolbox = tools if isinstance(tools, Toolbox) else Toolbox(tools, profile=engine.profile)
         self.sampling = sampling or Sampling()
         self.defer = defer
+        self.grounded = grounded
         self.max_steps = max_steps
         self.index_tokens = index_tokens
         self.page_chars = page_chars or max(1_000, min(6_000, engine.context_window // 2))
@@ -253,7 +259,7 @@ class Agent:
     async def _follow(self, run: _Run, output: StepOutput, replied: ModelReplied) -> None:
         """ISU, PSA, then act, reply, or neither: what a legal output leads to."""
         state, at = run.state, self._clock()
-        committed = isu.commit(output.state_delta, state, run.reader, at=at)
+        committed = isu.commit(output.state_delta, state, run.reader, at=at, grounded=self.grounded)
         granted = psa.grant(
             output.state_focus, state, run.reader, run.index, page_chars=self.page_chars, at=at
         )
@@ -281,35 +287,21 @@ class Agent:
         return await complete(self.engine, prompt.ids, constraint, sampling, cache_salt=self.cache_salt)
 
     def _facts(self, run: _Run, room: int) -> StepFacts:
-        """What the grammar of this step may name and allow.
-
-        Nothing is replied before something was looked at, done or noted: where tools are at hand, a small model's first
-        thought is to promise. Look first, then act: once it has opened or called something, the model is offered the links that lead on, and
-        the whole index again after a note. A small model that may wander does (docs/decisions/002).
-        """
-        state = run.state
-        only_reply = (
-            state.step >= self.max_steps
-            or run.stalls >= STALL_LIMIT
-            or _repeated_itself(run.last_step)
-            or room < self.engine.context_window // 8
-        )
-        seen = bool(state.opened or state.calls)
-        following = run.last_shape == "look" or (bool(state.calls) and run.last_shape != "note")
-        visible = [i for i in run.index.ids if NODE_ID.match(i)]
-        active = [node.id for node in psa.active_nodes(state, run.reader)]
-        return StepFacts(
-            openable=psa.openable(state, run.reader, run.index, self.page_chars, following=following),
-            resolvable=[NodeId(i) for i in dict.fromkeys([*visible, *active])],
-            evidence=list(psa.reachable_evidence(state, run.reader)),
-            own=list(state.own),
-            next_number=state.next_node,
-            may_record=seen,
-            may_look=not only_reply,
-            may_act=not only_reply,
-            may_note=not only_reply and run.last_shape != "note",
-            may_reply=only_reply or seen or run.last_shape == "note" or not len(self.toolbox),
-            defer="trust" if self.defer == "trust" else "strict",
+        """What the grammar of this step may name and allow."""
+        return rails.facts(
+            run.state,
+            run.reader,
+            run.index,
+            run.last_step,
+            has_tools=len(self.toolbox) > 0,
+            last_shape=run.last_shape,
+            must_end=(
+                run.state.step >= self.max_steps
+                or run.stalls >= STALL_LIMIT
+                or room < self.engine.context_window // 8
+            ),
+            page_chars=self.page_chars,
+            defer=self.defer,
         )
 
     async def _after_fault(self, run: _Run, replied: ModelReplied) -> None:
@@ -452,7 +444,9 @@ class Agent:
         return self._open(space, head, events, first_seq=head.open_seq)
 
     def _prompt(self, run: _Run) -> Prompt:
-        return serialize(run.context, run.state, observe(run.last_step, run.state.step, self.max_steps))
+        advice = rails.advice(run.state, run.last_step)
+        observation = observe(run.last_step, run.state.step, self.max_steps, advice)
+        return serialize(run.context, run.state, observation)
 
     def _check_room(self, run: _Run) -> None:
         n_tokens = len(self._prompt(run).ids)
@@ -545,16 +539,6 @@ class Agent:
             generated_tokens=sum(r.generated_tokens for r in state.replies),
             faults=faults,
         )
-
-
-def _repeated_itself(events: Sequence[Event]) -> bool:
-    """Was a call of this step refused because the model had just made it? Then it has nothing left to do."""
-    return any(
-        refusal.rule == "repeated_call"
-        for event in events
-        if isinstance(event, Disclosed)
-        for refusal in event.refused
-    )
 
 
 def _says_something(event: DeltaCommitted | Disclosed) -> bool:

@@ -18,6 +18,12 @@ PAGE_ID = re.compile(r"^(t[1-9][0-9]*)#([1-9][0-9]*)$")
 SPAN_ID = re.compile(r"^s([1-9][0-9]*)_([1-9][0-9]*)$")
 """A span of folded requests: `s1_10` is r1 to r10."""
 
+
+def is_raw(some_id: str) -> bool:
+    """Is it the id of a raw tool result, or of one of its pages?"""
+    return bool(EVIDENCE_ID.match(some_id) or PAGE_ID.match(some_id))
+
+
 NodeType = Literal["preference", "knowledge", "attribute", "judgement", "artifact"]
 """By source and role (paper, table 6 as far as public): preference = what the user wants; knowledge = what a
 tool showed; attribute = a property of an entity; judgement = assessment, decision, plan or risk; artifact =

@@ -9,7 +9,6 @@ from collections.abc import Iterable, Iterator
 from flowstate_local.events import Disclosed, Refusal
 from flowstate_local.index import FAN_OUT, Index, is_span
 from flowstate_local.nodes import (
-    EVIDENCE_ID,
     NODE_ID,
     PAGE_ID,
     REQUEST_ID,
@@ -18,6 +17,7 @@ from flowstate_local.nodes import (
     Node,
     NodeId,
     RequestId,
+    is_raw,
 )
 from flowstate_local.repository import Reader
 from flowstate_local.state import ActiveState
@@ -66,7 +66,7 @@ def check_access(
     wanted: str, state: ActiveState, reader: Reader, index: Index, page_chars: int
 ) -> Refusal | None:
     """Name the rule that forbids opening `wanted`; None means it may be opened."""
-    if EVIDENCE_ID.match(wanted) or PAGE_ID.match(wanted):
+    if is_raw(wanted):
         return _check_evidence(wanted, state, reader, page_chars)
     if NODE_ID.match(wanted):
         known = reader.node(NodeId(wanted)) is not None

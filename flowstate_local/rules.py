@@ -40,15 +40,60 @@ Rules
 """
 
 EXAMPLES = """\
-Example 1
+Example 1: do it, then record what later requests will need
+INDEX
+(empty)
 REQUEST
-Remember: Kim dislikes glass.
-Write step 1.
-{"state_focus":[],"state_delta":[{"op":"add","type":"preference","id":"n5","summary":"Kim dislikes glass","refs":[],"evidence":[]}],"tool_calls":[],"assistant_message":""}
-Write step 2.
+Join gym P for Kim. Plan: we change to gym Q if that becomes cheaper.
+STATE
+OBSERVATION
+(none)
+Write step 1. Told to remember: note it. An earlier decision is touched: open it. Otherwise: call a tool.
+{"state_focus":[],"state_delta":[],"tool_calls":[{"name":"join_gym","arguments":{"gym":"gym P"}}],"assistant_message":""}
+called t1 join_gym(gym='gym P'): done
+OBSERVATION
+t1 join_gym: Joined gym P, 90 a month. Terms of gym P: 1. ... 2. ... a long text ...
+Write step 2. Record what was done, and reply when all is done.
+{"state_focus":[],"state_delta":[{"op":"add","type":"knowledge","id":"n1","summary":"Terms of gym P","refs":[],"evidence":["t1"]},{"op":"add","type":"judgement","id":"n2","summary":"Joined gym P for 90 a month; change to gym Q if cheaper","refs":[{"relation":"supports","target":"n1"}],"evidence":["t1"]}],"tool_calls":[],"assistant_message":"I joined gym P for 90 a month."}
+
+Example 2: nothing in INDEX is about buses, so act at once
+INDEX
+n1 knowledge: Terms of gym P
+n2 judgement: Joined gym P for 90 a month; change to gym Q if cheaper
+REQUEST
+List the buses from Oban to Perth and reserve the one at 9:15.
+STATE
+OBSERVATION
+(none)
+Write step 1. Told to remember: note it. An earlier decision is touched: open it. Otherwise: call a tool.
+{"state_focus":[],"state_delta":[],"tool_calls":[{"name":"list_buses","arguments":{"start":"Oban","end":"Perth"}}],"assistant_message":""}
+called t2 list_buses(start='Oban', end='Perth'): B7 at 9:15 for 12. B9 at 11:30 for 10.
+OBSERVATION
+t2 list_buses: B7 at 9:15 for 12. B9 at 11:30 for 10.
+Write step 2. Act on the result. When nothing is left to do, record it and reply.
+{"state_focus":[],"state_delta":[],"tool_calls":[{"name":"reserve_bus","arguments":{"bus":"B7"}}],"assistant_message":""}
+called t3 reserve_bus(bus='B7'): Reserved B7.
+OBSERVATION
+t3 reserve_bus: Reserved B7.
+Write step 3. Record what was done, and reply when all is done.
+{"state_focus":[],"state_delta":[{"op":"add","type":"judgement","id":"n3","summary":"Reserved bus B7 from Oban to Perth at 9:15 for 12","refs":[],"evidence":["t2","t3"]}],"tool_calls":[],"assistant_message":"Bus B7 at 9:15 is reserved; it costs 12."}
+
+Example 3: only a wish
+INDEX
+n1 knowledge: Terms of gym P
+n2 judgement: Joined gym P for 90 a month; change to gym Q if cheaper
+n3 judgement: Reserved bus B7 from Oban to Perth at 9:15 for 12
+REQUEST
+Remember for every meal: Kim eats no fish and likes to sit outside.
+STATE
+OBSERVATION
+(none)
+Write step 1. Told to remember: note it. An earlier decision is touched: open it. Otherwise: call a tool.
+{"state_focus":[],"state_delta":[{"op":"add","type":"preference","id":"n4","summary":"Kim eats no fish and likes to sit outside","refs":[],"evidence":[]}],"tool_calls":[],"assistant_message":""}
+Write step 2. Go on, or reply when all is done.
 {"state_focus":[],"state_delta":[],"tool_calls":[],"assistant_message":"I will remember that."}
 
-Example 2
+Example 4: an earlier decision is touched
 INDEX
 n1 knowledge: Terms of gym P
 n2 judgement: Joined gym P for 90 a month; change to gym Q if cheaper
@@ -57,54 +102,39 @@ Gym Q costs 70 now and offers to take us over. Calculate what changing would cos
 STATE
 OBSERVATION
 (none)
-Write step 1.
+Write step 1. Told to remember: note it. An earlier decision is touched: open it. Otherwise: call a tool.
 {"state_focus":["n2","n1"],"state_delta":[],"tool_calls":[],"assistant_message":""}
-opened n2 judgement: Joined gym P for 90 a month; change to gym Q if cheaper; refs: supports n1
-opened n1 knowledge: Terms of gym P; evidence: t1
+opened n2 judgement (supports n1; evidence t1): Joined gym P for 90 a month; change to gym Q if cheaper
+opened n1 knowledge (evidence t1): Terms of gym P
 OBSERVATION
 (none)
-Write step 2.
+Write step 2. Open the evidence that bears on the request, then act.
 {"state_focus":["t1"],"state_delta":[],"tool_calls":[],"assistant_message":""}
 opened t1:
 ... 4. Hours. Open from 6 to 22. 5. Cancellation. Members who cancel pay a fee of 35. 6. Lockers. ...
 (end of t1)
 OBSERVATION
 (none)
-Write step 3.
+Write step 3. Record the facts that bear on the request, and calculate with them.
 {"state_focus":[],"state_delta":[{"op":"add","type":"attribute","id":"n3","summary":"Changing to gym Q costs its price of 70 plus a fee of 35 for cancelling gym P, which costs 90","refs":[{"relation":"derives","target":"n2"},{"relation":"derives","target":"n1"}],"evidence":["t1"]}],"tool_calls":[{"name":"calculate","arguments":{"expression":"70 + 35 < 90"}}],"assistant_message":""}
-added n3 attribute: Changing to gym Q costs its price of 70 plus a fee of 35 for cancelling gym P, which costs 90; refs: derives n2, derives n1; evidence: t1
+added n3 attribute (derives n2, derives n1; evidence t1): Changing to gym Q costs its price of 70 plus a fee of 35 for cancelling gym P, which costs 90
 called t2 calculate(expression='70 + 35 < 90'): 70 + 35 < 90 is false (105 is more than 90)
 OBSERVATION
 t2 calculate: 70 + 35 < 90 is false (105 is more than 90)
-Write step 4.
+Write step 4. Act on the result. When nothing is left to do, record it and reply.
 {"state_focus":[],"state_delta":[{"op":"add","type":"judgement","id":"n4","summary":"70 + 35 < 90 is false, so keep gym P and decline","refs":[{"relation":"supersedes","target":"n2"},{"relation":"supports","target":"n3"}],"evidence":["t2"]}],"tool_calls":[{"name":"answer_gym","arguments":{"answer":"decline"}}],"assistant_message":""}
-added n4 judgement: 70 + 35 < 90 is false, so keep gym P and decline; refs: supersedes n2, supports n3; evidence: t2
+added n4 judgement (supersedes n2, supports n3; evidence t2): 70 + 35 < 90 is false, so keep gym P and decline
 called t3 answer_gym(answer='decline'): declined
 OBSERVATION
 t3 answer_gym: declined
-Write step 5.
+Write step 5. Act on the result. When nothing is left to do, record it and reply.
 {"state_focus":[],"state_delta":[],"tool_calls":[],"assistant_message":"I declined: changing would cost 70 + 35 = 105, more than 90."}
 
-Example 3, as example 2, but the fee in t1 is 10
-Write step 3.
+Example 5: as example 4, but the fee in t1 is 10
+Write step 3. Record the facts that bear on the request, and calculate with them.
 {"state_focus":[],"state_delta":[{"op":"add","type":"attribute","id":"n3","summary":"Changing to gym Q costs its price of 70 plus a fee of 10 for cancelling gym P, which costs 90","refs":[{"relation":"derives","target":"n2"},{"relation":"derives","target":"n1"}],"evidence":["t1"]}],"tool_calls":[{"name":"calculate","arguments":{"expression":"70 + 10 < 90"}}],"assistant_message":""}
 OBSERVATION
 t2 calculate: 70 + 10 < 90 is true (80 is less than 90)
-Write step 4.
+Write step 4. Act on the result. When nothing is left to do, record it and reply.
 {"state_focus":[],"state_delta":[{"op":"add","type":"judgement","id":"n4","summary":"70 + 10 < 90 is true, so change to gym Q and accept","refs":[{"relation":"supersedes","target":"n2"},{"relation":"supports","target":"n3"}],"evidence":["t2"]}],"tool_calls":[{"name":"answer_gym","arguments":{"answer":"accept"}}],"assistant_message":""}
-
-Example 4
-INDEX
-(empty)
-REQUEST
-Order 3 lamps at shop S for Kim. Plan: we return them if shop T becomes cheaper.
-STATE
-OBSERVATION
-(none)
-Write step 1.
-{"state_focus":[],"state_delta":[],"tool_calls":[{"name":"order","arguments":{"shop":"shop S","lamps":3}}],"assistant_message":""}
-OBSERVATION
-t1 order: Ordered 3 lamps at shop S, 45 in all. Terms of shop S: 1. ... 2. ... a long text ...
-Write step 2.
-{"state_focus":[],"state_delta":[{"op":"add","type":"knowledge","id":"n1","summary":"Terms of shop S","refs":[],"evidence":["t1"]},{"op":"add","type":"judgement","id":"n2","summary":"Ordered 3 lamps at shop S for 45; return them if shop T becomes cheaper","refs":[{"relation":"supports","target":"n1"}],"evidence":["t1"]}],"tool_calls":[],"assistant_message":"I ordered 3 lamps at shop S for 45."}
 """

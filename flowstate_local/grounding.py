@@ -1,0 +1,80 @@
+"""Grounding: a fact may only hold numbers that stand in what the model has read in this request.
+
+A small model writes down what a tool will say before it has said it ("the taxi costs 100"), and believes its own node
+ever after. Words can't be checked without another model; numbers can, and they do the harm.
+"""
+
+import re
+from collections.abc import Iterator
+
+from flowstate_local.nodes import NODE_ID, EvidenceId, Node, NodeId, is_raw
+from flowstate_local.repository import Reader
+from flowstate_local.state import ActiveState, first_page
+
+FACTS = ("knowledge", "attribute")
+"""Node types that say how things are. A plan or a wish may hold a number that stands nowhere yet."""
+
+_NUMBER = re.compile(r"\d+(?:[.,]\d+)*")
+_THOUSANDS = re.compile(r",(?=\d{3}(?!\d))")
+
+
+def numbers_in(text: str) -> set[str]:
+    """The numbers of a text, each in one spelling: `1,200.50` is `1200.5`, `07` is `7`; signs are left out."""
+    return {_plain(found) for found in _NUMBER.findall(text)}
+
+
+def ungrounded(node: Node, state: ActiveState, reader: Reader) -> list[str]:
+    """Numbers of a fact that the model can't have read; [] for other types of node.
+
+    Read are the request, tool results and evidence of the active state, opened nodes, and nodes that it refers to.
+    """
+    if node.type not in FACTS:
+        return []
+    said = numbers_in(" ".join([node.summary, node.content or "", *(slot.value for slot in node.slots)]))
+    for text in _read(node, state, reader):
+        if not said:
+            break
+        said -= numbers_in(text)
+    return sorted(said)
+
+
+def _read(node: Node, state: ActiveState, reader: Reader) -> Iterator[str]:
+    yield f"{state.text} {state.date or ''}"
+    for other in state.own.values():
+        yield _text(other)
+    for ref in node.refs:
+        if (target := reader.node(ref.target)) is not None:
+            yield _text(target)
+    for call in state.calls.values():
+        yield str(call.arguments)
+    for result in state.results.values():
+        yield reader.blob(result.digest).decode(errors="replace")
+    for opened in state.opened:
+        yield from _opened(opened, reader)
+    for evidence in node.evidence:
+        if evidence not in state.results:
+            yield from _opened(evidence, reader)
+
+
+def _opened(opened: str, reader: Reader) -> Iterator[str]:
+    if NODE_ID.match(opened):
+        node = reader.node(NodeId(opened))
+        if node is not None:
+            yield _text(node)
+    elif is_raw(opened):
+        record = reader.evidence(EvidenceId(first_page(opened)))
+        if record is not None:
+            yield reader.blob(record.digest).decode(errors="replace")
+
+
+def _text(node: Node) -> str:
+    return " ".join([node.summary, node.content or "", *(slot.value for slot in node.slots)])
+
+
+def _plain(number: str) -> str:
+    number = _THOUSANDS.sub("", number).replace(",", ".")
+    whole, dot, part = number.partition(".")
+    if "." in part:
+        return number  # a version or a date, not a quantity
+    part = part.rstrip("0")
+    return (whole.lstrip("0") or "0") + (f".{part}" if part else "")
