@@ -51,7 +51,7 @@ _FUNCTIONS = ("abs", "max", "min", "round", "sum")
 
 @tool(idempotent=True, timeout_s=10)
 def calculate(expression: Annotated[str, Field(max_length=MAX_LENGTH)]) -> str:
-    """Calculate or compare numbers, such as "80 * 2 + 15" or "160 + 80 < 200".
+    """Calculate or compare numbers, such as "80 * 2 + 15" or "160 + 80 < 200". Read the numbers first.
 
     Args:
         expression: Numbers with + - * / // % ** ( ) < <= > >= == != and min, max, round, abs, sum.

@@ -62,11 +62,14 @@ def parse(text: str) -> StepOutput | None:
         return None
 
 
-def decide(output: StepOutput, state: ActiveState, rule: str) -> tuple[list[ToolCall], str, list[Refusal]]:
+def decide(
+    output: StepOutput, state: ActiveState, rule: str, *, baseless: bool = False
+) -> tuple[list[ToolCall], str, list[Refusal]]:
     """Z of a step: the calls to run, or the reply, and what the deferral rule holds back.
 
     Under "strict", a step that opens anything may neither act nor reply: what it opens is only visible next.
-    A reply beside tool calls waits in both modes, for it can't know their results.
+    A reply beside tool calls waits in both modes, for it can't know their results. Calls wait as well where the
+    step is `baseless`: what it wrote down before them was made up.
     """
     calls, message = list(output.tool_calls), output.assistant_message.strip()
     refused: list[Refusal] = []
@@ -78,6 +81,10 @@ def decide(output: StepOutput, state: ActiveState, rule: str) -> tuple[list[Tool
         advice = "the tools you called come first; reply when you have seen their results"
         refused.append(Refusal(subject="assistant_message", rule="act_first", advice=advice))
         message = ""
+    if calls and baseless:
+        advice = "it rests on what was refused; write that down rightly first"
+        refused.extend(Refusal(subject=call.name, rule="deferred", advice=advice) for call in calls)
+        return [], message, refused
     kept = []
     for call in calls:
         earlier = _same_call(call, state)
@@ -85,7 +92,7 @@ def decide(output: StepOutput, state: ActiveState, rule: str) -> tuple[list[Tool
             kept.append(call)
         else:
             refused.append(
-                Refusal(subject=call.name, rule="repeated_call", advice=_repeat_advice(earlier, state))
+                Refusal(subject=earlier, rule="repeated_call", advice=f"{call.name} was just called so")
             )
     return kept, message, refused
 
@@ -97,12 +104,6 @@ def _same_call(call: ToolCall, state: ActiveState) -> EvidenceId | None:
         if same and earlier.step == state.step - 1 and evidence in state.results:
             return evidence
     return None
-
-
-def _repeat_advice(earlier: EvidenceId, state: ActiveState) -> str:
-    if state.results[earlier].failure is not None:
-        return f"it failed with these very arguments just before ({earlier}); reply with what you know"
-    return f"it ran with these very arguments just before; its result is {earlier} in STATE; reply to the request"
 
 
 def observe(events: Sequence[Event], step: int, max_steps: int, advice: str = "") -> Observation:
@@ -123,8 +124,10 @@ def observe(events: Sequence[Event], step: int, max_steps: int, advice: str = ""
             refusals.extend(event.refused)
             changed = changed or bool(event.added or event.updated or event.removed)
         elif isinstance(event, Disclosed):
-            refusals.extend(event.refused)
-            changed = changed or bool(event.granted)
+            refusals.extend(r for r in event.refused if r.rule != "repeated_call")
+            # Its result is shown once more: a model that is told off replies about that, not about the request.
+            results.extend(EvidenceId(r.subject) for r in event.refused if r.rule == "repeated_call")
+            changed = changed or bool(event.granted or event.refused)
         elif isinstance(event, ToolFinished):
             results.append(event.evidence)
             changed = True

@@ -68,11 +68,11 @@ class StepFacts:
     may_record: bool = True
     """Whether something was seen that can be recorded. Before, all there is to write is what the user wants: a note of
     preferences, and neither calls nor replies carry a delta."""
-    fresh: bool = True
-    """Whether the step before brought something raw. Only then may a step write down what it saw and act as well:
-    what is written before a call is otherwise a guess at its result."""
-    must_record: bool = False
-    """Whether a step that acts or replies must add a node as well; needs `may_record`."""
+    fresh: bool = False
+    """Whether the step before brought something raw. Then this one writes down what it saw before it is gone from
+    the prompt. Otherwise a step that acts writes nothing: that would be a guess at the result."""
+    again: bool = False
+    """Whether the step before wrote down something that was refused, so that this one may do so with a call."""
     may_note: bool = True
     """Whether a delta alone is allowed now."""
     may_look: bool = True
@@ -221,11 +221,11 @@ class _Step:
         """
         facts, shapes = self.facts, []
         rung = self.rung(self.room // 2)
-        least = int(facts.must_record)
+        least = int(facts.fresh)
         if facts.may_look and (focus := self.focus(self.room - 6)) is not None:
             shapes.append(_shape(focus, _EMPTY, _EMPTY, _SILENT))
         if facts.may_act and len(self.toolbox):
-            delta, calls = self.act(rung if facts.may_record and facts.fresh else None)
+            delta, calls = self.act(rung if facts.may_record and (facts.fresh or facts.again) else None)
             shapes.append(_shape(_EMPTY, delta, calls, _SILENT))
         kept = rung if facts.may_record else None
         if facts.may_reply and (said := self.message(self.room - 4 - self.size(kept))) is not None:
@@ -233,6 +233,8 @@ class _Step:
         note = rung or self.rung(self.room - 6)
         if facts.may_note and note is not None:
             shapes.append(_shape(_EMPTY, self.delta(note, least=1), _EMPTY, _SILENT))
+        if not shapes and (said := self.message(self.room - 6)) is not None:
+            shapes.append(_shape(_EMPTY, _EMPTY, _EMPTY, said))
         return shapes
 
     def trust(self) -> list[str]:
@@ -333,7 +335,7 @@ class _Step:
         for delta in smaller:
             calls = self.calls(self.room - 4 - self.size(delta))
             if calls is not None:
-                return self.delta(delta, least=int(self.facts.must_record)), calls
+                return self.delta(delta, least=int(self.facts.fresh)), calls
         return _EMPTY, self.needed_calls(self.room - 6)
 
     def calls(self, room: int) -> _Part | None:

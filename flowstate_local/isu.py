@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from flowstate_local.events import DeltaCommitted, Refusal
+from flowstate_local.events import DeltaCommitted, Event, Refusal
 from flowstate_local.grounding import ungrounded
 from flowstate_local.nodes import NODE_ID, Node, NodeId
 from flowstate_local.protocol import Add, Operation, Remove, Update
@@ -56,6 +56,16 @@ def commit(
         updated=tuple(draft.updated.values()),
         removed=tuple(draft.removed),
         refused=tuple(draft.refused),
+    )
+
+
+def baseless(events: Iterable[Event]) -> bool:
+    """Was a fact of this step refused as made up? Then what the step wanted to do on it must wait."""
+    return any(
+        refusal.rule == "ungrounded_number"
+        for event in events
+        if isinstance(event, DeltaCommitted)
+        for refusal in event.refused
     )
 
 
@@ -192,7 +202,9 @@ def _check_numbers(node: Node, draft: _Draft, state: ActiveState, reader: Reader
     missing = ungrounded(node, state, reader) if draft.grounded else []
     if not missing:
         return None
-    advice = f"{', '.join(missing[:3])} stands in nothing you have read; call the tool first, or calculate"
+    sources = [ref.target for ref in node.refs] + list(node.evidence)
+    again = f"read {', '.join(sources)} again" if sources else "open it, or call the tool first"
+    advice = f"{', '.join(missing[:3])} was read nowhere; {again}, or calculate"
     return Refusal(subject=node.id, rule="ungrounded_number", advice=advice)
 
 

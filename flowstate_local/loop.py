@@ -263,7 +263,7 @@ class Agent:
         granted = psa.grant(
             output.state_focus, state, run.reader, run.index, page_chars=self.page_chars, at=at
         )
-        calls, message, deferred = decide(output, state, self.defer)
+        calls, message, deferred = decide(output, state, self.defer, baseless=isu.baseless([committed]))
         granted = granted.model_copy(update={"refused": (*granted.refused, *deferred)})
         changed = bool(committed.added or committed.updated or committed.removed or granted.granted)
         run.stalls = 0 if calls or message or changed else run.stalls + 1
@@ -401,7 +401,8 @@ class Agent:
             return
         output = None if replied.fault else parse(replied.text)
         started = sum(isinstance(e, ToolStarted) for e in run.recent)
-        calls = decide(output, run.state, self.defer)[0] if output is not None else []
+        baseless = isu.baseless(run.recent)
+        calls = decide(output, run.state, self.defer, baseless=baseless)[0] if output is not None else []
         await self._act(run, [], calls[started:])
 
     # --- begin, end, commit -------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ from flowstate_local import psa
 from flowstate_local.events import DeltaCommitted, Disclosed, Event, ToolFinished
 from flowstate_local.grammar import Defer, StepFacts
 from flowstate_local.index import Index
+from flowstate_local.isu import baseless
 from flowstate_local.nodes import NODE_ID, NodeId, is_raw
 from flowstate_local.repository import Reader
 from flowstate_local.state import ActiveState
@@ -40,10 +41,11 @@ def facts(
         page_chars: characters of raw results per page.
         defer: the deferral rule.
     """
-    seen = bool(state.opened or state.calls)
+    seen = bool(state.opened) or any(not result.failure for result in state.results.values())
     noted = last_shape == "note"
-    ends = must_end or _repeated_itself(last_step)
-    must_record = not ends and _unrecorded_effect(state, last_step)
+    repeated = _repeated_itself(last_step)
+    # An effect comes first: it is written down before anything else is looked at or done.
+    free = not (must_end or repeated or _unrecorded_effect(state, last_step))
     visible = [i for i in index.ids if NODE_ID.match(i)]
     active = [node.id for node in psa.active_nodes(state, reader)]
     return StepFacts(
@@ -56,12 +58,13 @@ def facts(
         # Before anything was seen, all there is to write down is what the user wants.
         may_record=seen,
         fresh=_brought_raw(last_step),
-        must_record=must_record,
-        may_look=not ends and not must_record,
-        may_act=not ends and not must_record,
-        may_note=not ends and not noted,
+        again=baseless(last_step),
+        may_look=free,
+        may_act=free,
+        # After a repeated call there is nothing left to do; if nothing came of it, there may be a wish to note.
+        may_note=not must_end and not noted and not (repeated and seen),
         # Where tools are at hand, a small model's first thought is to promise.
-        may_reply=ends or seen or noted or not has_tools,
+        may_reply=must_end or ((seen or noted or not has_tools) and not baseless(last_step)),
         defer=defer,
     )
 
@@ -71,17 +74,26 @@ def advice(state: ActiveState, last_step: Sequence[Event]) -> str:
 
     A small model goes by what it read last; the rules stand thousands of tokens earlier.
     """
+    if _repeated_itself(last_step):
+        return "This is known already. Reply to the request."
     if _unrecorded_effect(state, last_step):
-        return "Record what was done, and reply when all is done."
+        return "Record what was done. If nothing else is asked for, reply as well."
     if any(isinstance(event, ToolFinished) for event in last_step):
-        return "Act on the result. When nothing is left to do, record it and reply."
+        return "Record the result. Reply if the request is answered, else go on with it."
     if _brought_raw(last_step):
         return "Record the facts that bear on the request, and calculate with them."
     if any(isinstance(event, Disclosed) and event.granted for event in last_step):
         return "Open the evidence that bears on the request, then act."
     if state.step <= 1:
-        return "Told to remember: note it. An earlier decision is touched: open it. Otherwise: call a tool."
-    return "Go on, or reply when all is done."
+        return "Told to remember: note it. An earlier decision or plan is touched: open it first. Otherwise: call a tool."
+    if baseless(last_step):
+        return "Take that step again, with what STATE says."
+    added = [node for event in last_step if isinstance(event, DeltaCommitted) for node in event.added]
+    if added and all(node.type == "preference" for node in added):
+        return "It is noted. Reply to the request."
+    if not _last_was_effect(state):
+        return "What you decided, do it now with a tool. Reply when all is done."
+    return "It is done. Reply to the request."
 
 
 def _follows(state: ActiveState, last_shape: str) -> bool:
@@ -90,9 +102,9 @@ def _follows(state: ActiveState, last_shape: str) -> bool:
 
 
 def _brought_raw(events: Sequence[Event]) -> bool:
-    """Did the step bring a tool result, or open one?"""
+    """Did the step bring a tool result, or open one? It stands in the observation, which the next step replaces."""
     return any(
-        isinstance(event, ToolFinished)
+        (isinstance(event, ToolFinished) and not event.failure)
         or (isinstance(event, Disclosed) and any(is_raw(i) for i in event.granted))
         for event in events
     )
@@ -109,10 +121,17 @@ def _repeated_itself(events: Sequence[Event]) -> bool:
 
 
 def _unrecorded_effect(state: ActiveState, events: Sequence[Event]) -> bool:
-    """Did a tool change the world in a step that wrote nothing down? It is recorded before anything else is done."""
-    if any(isinstance(event, DeltaCommitted) and event.added for event in events):
+    """Did a tool change the world without a judgement beside its call that says so?"""
+    added = [node for event in events if isinstance(event, DeltaCommitted) for node in event.added]
+    if any(node.type == "judgement" for node in added):
         return False
-    return any(
-        isinstance(event, ToolFinished) and not event.failure and not state.calls[event.evidence].idempotent
-        for event in events
-    )
+    return any(isinstance(event, ToolFinished) and _is_effect(event, state) for event in events)
+
+
+def _last_was_effect(state: ActiveState) -> bool:
+    """Was the last call of the request one that changed something?"""
+    return bool(state.results) and _is_effect(list(state.results.values())[-1], state)
+
+
+def _is_effect(finished: ToolFinished, state: ActiveState) -> bool:
+    return not finished.failure and not state.calls[finished.evidence].idempotent

@@ -39,18 +39,26 @@ class Player:
             message=f"{booked} is booked for {trip.price_booked} dollars.",
         )
         yield step(calls=[("find_trains", {"origin": trip.origin, "destination": trip.city})])
-        yield step(calls=[("book_train", {"train": f"T{trip.train_price}1"})])
+        train = f"T{trip.train_price}1"
+        yield step(
+            delta=[
+                _node(
+                    "knowledge", "n3", f"{train} leaves at 07:40, costs {trip.train_price}", evidence=["t2"]
+                )
+            ],
+            calls=[("book_train", {"train": train})],
+        )
         summary = f"Booked the 07:40 train to {trip.city} for {trip.train_price}"
         yield step(
-            delta=[_node("judgement", "n3", summary, evidence=["t2", "t3"])],
+            delta=[_node("judgement", "n4", summary, refs=[("derives", "n3")], evidence=["t3"])],
             message="The 07:40 train is booked.",
         )
-        yield step(delta=[_node("preference", "n4", f"{trip.guest} is a vegetarian and wants a quiet room")])
+        yield step(delta=[_node("preference", "n5", f"{trip.guest} is a vegetarian and wants a quiet room")])
         yield step(message="Noted.")
         yield step(calls=[("taxi_price", {"hotel": booked})])
         yield step(
             delta=[
-                _node("attribute", "n5", f"Taxi from station to {booked}: {trip.taxi_price}", evidence=["t4"])
+                _node("attribute", "n6", f"Taxi from station to {booked}: {trip.taxi_price}", evidence=["t4"])
             ],
             message=f"It costs {trip.taxi_price} dollars.",
         )
@@ -60,9 +68,9 @@ class Player:
             delta=[
                 _node(
                     "knowledge",
-                    "n6",
+                    "n7",
                     f"Train and taxi together: {total}",
-                    refs=[("derives", "n3"), ("derives", "n5")],
+                    refs=[("derives", "n4"), ("derives", "n6")],
                     evidence=["t5"],
                 )
             ],
@@ -76,8 +84,10 @@ class Player:
         yield step(focus=["t1"])
         found = re.search(r"cancellation fee of (\d+) dollars", self._prompt)
         fee = int(found[1]) if found else 0
+        fact = f"Leaving {trip.booked} costs a fee of {fee}"
         yield step(
-            calls=[("calculate", {"expression": f"{trip.price_cheaper} + {fee} < {trip.price_booked}"})]
+            delta=[_node("attribute", "n8", fact, refs=[("derives", "n1")], evidence=["t1"])],
+            calls=[("calculate", {"expression": f"{trip.price_cheaper} + {fee} < {trip.price_booked}"})],
         )
         cost = trip.price_cheaper + fee
         change = cost < trip.price_booked
@@ -90,15 +100,26 @@ class Player:
             delta=[
                 _node(
                     "judgement",
-                    "n7",
+                    "n9",
                     summary,
-                    refs=[("supersedes", "n2"), ("supports", "n1")],
-                    evidence=["t1", "t6"],
+                    refs=[("supersedes", "n2"), ("supports", "n8")],
+                    evidence=["t6"],
                 )
             ],
             calls=[("answer_offer", {"hotel": trip.cheaper, "answer": "accept" if change else "decline"})],
         )
-        yield step(message=f"{summary}, against {trip.price_booked}.")
+        yield step(
+            delta=[
+                _node(
+                    "knowledge",
+                    "n10",
+                    f"{trip.cheaper} has our answer",
+                    refs=[("follows", "n9")],
+                    evidence=["t7"],
+                )
+            ],
+            message=f"{summary}, against {trip.price_booked}.",
+        )
 
 
 def scripted_engine(trip: Trip) -> ScriptedEngine:
