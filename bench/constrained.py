@@ -129,9 +129,13 @@ def random_facts(rng: random.Random) -> StepFacts:
             [*nodes, *evidence, *pages, "r1", "s1_10"], rng.randint(0, len(nodes) + len(evidence))
         ),
         resolvable=nodes,
+        replaceable=rng.sample(nodes, rng.randint(0, len(nodes))),
         evidence=evidence,
         own=nodes[len(nodes) - own :],
         next_number=len(nodes) + 1,
+        may_record=rng.random() < 0.9,
+        fresh=rng.random() < 0.5,
+        again=rng.random() < 0.2,
         may_note=rng.random() < 0.7,
         may_look=rng.random() < 0.8,
         may_act=rng.random() < 0.8,
@@ -172,6 +176,9 @@ def ids_are_known(output: StepOutput, facts: StepFacts) -> bool:
         if isinstance(operation, Add) and operation.id in known:
             return False
         if not all(ref.target in known for ref in operation.refs or ()):
+            return False
+        replaced = {ref.target for ref in operation.refs or () if ref.relation == "supersedes"}
+        if not replaced <= set(facts.replaceable):
             return False
         if not set(operation.evidence or ()) <= set(facts.evidence):
             return False

@@ -1,7 +1,7 @@
 """Time and bytes of making one agent step durable, beside LangGraph's SqliteSaver.
 
 Each step brings one observation of 2 kB. Both sides sync every commit to the disk of --folder and take turns,
-step by step, so that both meet the same machine.
+step by step, so that both meet the same machine. Only the commit is timed: both sides' objects are made before.
 
 flowstate_local (LmdbStore): one append per step, of ModelReplied (300 characters), DeltaCommitted (one node),
   ToolStarted, ToolFinished with the observation as a raw result, and StepStarted.
@@ -28,9 +28,11 @@ import uuid
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
+from typing import Any
 
 from flowstate_local.events import (
     DeltaCommitted,
+    Event,
     ModelReplied,
     RequestStarted,
     StepStarted,
@@ -66,7 +68,7 @@ def prose(random_source: random.Random, n_chars: int) -> str:
 
 
 class Ours:
-    """One request of one space; `step` returns when the step is durable."""
+    """One request of one space; `commit` returns when the step is durable."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder / "ours"
@@ -74,7 +76,8 @@ class Ours:
         start = RequestStarted(request=REQUEST, step=0, at=time.time(), text="plan a trip")
         self.seq = self.store.append("bench", [start], expected_seq=0).seq
 
-    def step(self, number: int, reply: str, observation: str) -> None:
+    def prepare(self, number: int, reply: str, observation: str) -> tuple[list[Event], dict[str, bytes]]:
+        """The events of a step, as the loop hands them over."""
         at, evidence, raw = time.time(), EvidenceId(f"t{number}"), observation.encode()
         node = Node(
             id=NodeId(f"k{number}"),
@@ -116,8 +119,10 @@ class Ours:
             size_chars=len(observation),
         )
         then = StepStarted(request=REQUEST, step=number + 1, at=at)
-        events = [model, delta, call, result, then]
-        self.seq = self.store.append("bench", events, {result.digest: raw}, expected_seq=self.seq).seq
+        return [model, delta, call, result, then], {result.digest: raw}
+
+    def commit(self, step: tuple[list[Event], dict[str, bytes]]) -> None:
+        self.seq = self.store.append("bench", *step, expected_seq=self.seq).seq
 
     def close(self) -> None:
         self.store.close()
@@ -137,15 +142,20 @@ class Peer:
         self._empty = empty_checkpoint
         self.observations: list[str] = []
         self.config = {"configurable": {"thread_id": "bench", "checkpoint_ns": ""}}
-        self._put(0)
+        self.commit(self._checkpoint(0))
 
-    def step(self, number: int, reply: str, observation: str) -> None:
-        task = str(uuid.uuid4())
-        self.saver.put_writes(self.config, [("observations", [observation])], task)
+    def prepare(self, number: int, reply: str, observation: str) -> tuple[Any, ...]:
+        """What Pregel hands to its saver at the end of a superstep."""
         self.observations.append(observation)
-        self._put(number)
+        return [("observations", [observation])], str(uuid.uuid4()), *self._checkpoint(number)
 
-    def _put(self, number: int) -> None:
+    def commit(self, step: tuple[Any, ...]) -> None:
+        *writes, checkpoint, metadata, versions = step
+        if writes:
+            self.saver.put_writes(self.config, *writes)
+        self.config = self.saver.put(self.config, checkpoint, metadata, versions)
+
+    def _checkpoint(self, number: int) -> tuple[Any, ...]:
         version = f"{number + 1:032}.0"
         checkpoint = self._empty()
         checkpoint["channel_values"] = {"observations": self.observations}
@@ -153,7 +163,7 @@ class Peer:
         checkpoint["versions_seen"] = {"agent": {"observations": version}}
         checkpoint["updated_channels"] = ["observations"]
         metadata = {"source": "loop", "step": number, "parents": {}}
-        self.config = self.saver.put(self.config, checkpoint, metadata, {"observations": version})
+        return checkpoint, metadata, {"observations": version}
 
     def close(self) -> None:
         self._saver.__exit__(None, None, None)
@@ -173,8 +183,9 @@ def measure(folder: Path, n_steps: int) -> dict[str, dict[str, float]]:
             texts = prose(source, REPLY_CHARS), prose(source, OBSERVATION_CHARS)
             turn = [("ours", ours), ("peer", peer)]
             for name, side in turn if number % 2 else reversed(turn):
+                step = side.prepare(number, *texts)
                 begin = time.perf_counter()
-                side.step(number, *texts)
+                side.commit(step)
                 times[name].append((time.perf_counter() - begin) * 1e3)
     return {
         name: {

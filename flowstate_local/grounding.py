@@ -6,6 +6,8 @@ ever after. Words can't be checked without another model; numbers can, and they 
 
 import re
 from collections.abc import Iterator
+from decimal import Decimal
+from difflib import SequenceMatcher
 
 from flowstate_local.nodes import NODE_ID, EvidenceId, Node, NodeId, is_raw
 from flowstate_local.repository import Reader
@@ -14,7 +16,14 @@ from flowstate_local.state import ActiveState, first_page
 FACTS = ("knowledge", "attribute")
 """Node types that say how things are. A plan or a wish may hold a number that stands nowhere yet."""
 
+RESTATED_WORDS = 12
+"""A run of this many words of the request is no coincidence."""
+
+_WORD = re.compile(r"\w+")
 _NUMBER = re.compile(r"\d+(?:[.,]\d+)*")
+_TERM = r"\d+(?:\.\d+)?(?:\s+[a-z]+)?"
+_SUM = re.compile(rf"(?P<terms>{_TERM}(?:\s*\+\s*{_TERM})+)\s*=\s*(?P<total>\d+(?:\.\d+)?)", re.IGNORECASE)
+"""`335 + 70 = 405`, `210 dollars + 30 dollars = 240`."""
 _THOUSANDS = re.compile(r",(?=\d{3}(?!\d))")
 
 
@@ -30,12 +39,21 @@ def ungrounded(node: Node, state: ActiveState, reader: Reader) -> list[str]:
     """
     if node.type not in FACTS:
         return []
-    said = numbers_in(" ".join([node.summary, node.content or "", *(slot.value for slot in node.slots)]))
+    said = numbers_in(_text(node)) - _results(_text(node))
     for text in _read(node, state, reader):
         if not said:
             break
         said -= numbers_in(text)
     return sorted(said)
+
+
+def restates(node: Node, request: str) -> bool:
+    """Is this fact for the most part a long run of the request's own words? Then it is nothing that was found."""
+    if node.type not in FACTS:
+        return False
+    said, asked = _WORD.findall(node.summary.casefold()), _WORD.findall(request.casefold())
+    run = SequenceMatcher(None, said, asked, autojunk=False).find_longest_match().size
+    return run >= RESTATED_WORDS and 2 * run >= len(said)
 
 
 def _read(node: Node, state: ActiveState, reader: Reader) -> Iterator[str]:
@@ -69,6 +87,15 @@ def _opened(opened: str, reader: Reader) -> Iterator[str]:
 
 def _text(node: Node) -> str:
     return " ".join([node.summary, node.content or "", *(slot.value for slot in node.slots)])
+
+
+def _results(text: str) -> set[str]:
+    """Right-hand sides of the sums in a text that are right. Their terms must have been read like any number."""
+    return {
+        _plain(found["total"])
+        for found in _SUM.finditer(text)
+        if sum(map(Decimal, _NUMBER.findall(found["terms"]))) == Decimal(found["total"])
+    }
 
 
 def _plain(number: str) -> str:

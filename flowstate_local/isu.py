@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from flowstate_local.events import DeltaCommitted, Event, Refusal
-from flowstate_local.grounding import ungrounded
+from flowstate_local.grounding import restates, ungrounded
 from flowstate_local.nodes import NODE_ID, Node, NodeId
 from flowstate_local.protocol import Add, Operation, Remove, Update
 from flowstate_local.repository import Reader
@@ -60,9 +60,9 @@ def commit(
 
 
 def baseless(events: Iterable[Event]) -> bool:
-    """Was a fact of this step refused as made up? Then what the step wanted to do on it must wait."""
+    """Was a fact of this step refused as no fact? Then what the step wanted to do on it must wait."""
     return any(
-        refusal.rule == "ungrounded_number"
+        refusal.rule in ("ungrounded_number", "restates_request")
         for event in events
         if isinstance(event, DeltaCommitted)
         for refusal in event.refused
@@ -106,7 +106,7 @@ def _add(op: Add, draft: _Draft, state: ActiveState, reader: Reader, at: float) 
         _check_refs(node, set(draft.nodes), state, reader)
         or _check_evidence(node, state, reader)
         or _check_new(node, draft, state, reader)
-        or _check_numbers(node, draft, state, reader)
+        or _check_grounds(node, draft, state, reader)
     )
     if refusal is None:
         draft.nodes[node.id] = draft.added[node.id] = node
@@ -134,7 +134,7 @@ def _update(op: Update, draft: _Draft, state: ActiveState, reader: Reader) -> Re
     refusal = (
         _check_refs(new, older, state, reader)
         or _check_evidence(new, state, reader)
-        or _check_numbers(new, draft, state, reader)
+        or _check_grounds(new, draft, state, reader)
     )
     if refusal is None:
         draft.nodes[op.id] = new
@@ -197,8 +197,11 @@ def _check_new(node: Node, draft: _Draft, state: ActiveState, reader: Reader) ->
     return None
 
 
-def _check_numbers(node: Node, draft: _Draft, state: ActiveState, reader: Reader) -> Refusal | None:
-    """Refuse a fact that was made up. What it may say is what this request has read."""
+def _check_grounds(node: Node, draft: _Draft, state: ActiveState, reader: Reader) -> Refusal | None:
+    """Refuse a fact that was made up, or is the request again. What it may say is what this request has read."""
+    if draft.grounded and restates(node, state.text):
+        advice = "this is the request again; say what you found"
+        return Refusal(subject=node.id, rule="restates_request", advice=advice)
     missing = ungrounded(node, state, reader) if draft.grounded else []
     if not missing:
         return None

@@ -77,8 +77,11 @@ def advice(state: ActiveState, last_step: Sequence[Event]) -> str:
     if _repeated_itself(last_step):
         return "This is known already. Reply to the request."
     if _unrecorded_effect(state, last_step):
-        return "Record what was done. If nothing else is asked for, reply as well."
-    if any(isinstance(event, ToolFinished) for event in last_step):
+        return "Record what the tool showed, and what was decided and planned. If nothing else is asked for, reply as well."
+    results = [event for event in last_step if isinstance(event, ToolFinished)]
+    if results and all(result.failure for result in results):
+        return "It failed. Note what is known, try another way, or reply."
+    if results:
         return "Record the result. Reply if the request is answered, else go on with it."
     if _brought_raw(last_step):
         return "Record the facts that bear on the request, and calculate with them."
@@ -88,12 +91,10 @@ def advice(state: ActiveState, last_step: Sequence[Event]) -> str:
         return "Told to remember: note it. An earlier decision or plan is touched: open it first. Otherwise: call a tool."
     if baseless(last_step):
         return "Take that step again, with what STATE says."
-    added = [node for event in last_step if isinstance(event, DeltaCommitted) for node in event.added]
-    if added and all(node.type == "preference" for node in added):
-        return "It is noted. Reply to the request."
-    if not _last_was_effect(state):
-        return "What you decided, do it now with a tool. Reply when all is done."
-    return "It is done. Reply to the request."
+    added = {node.type for event in last_step if isinstance(event, DeltaCommitted) for node in event.added}
+    if "judgement" in added and not _last_was_effect(state):
+        return "What you decided, do it now with a tool."
+    return "Reply, if the request is answered."
 
 
 def _follows(state: ActiveState, last_shape: str) -> bool:

@@ -53,7 +53,7 @@ Write step 1. Told to remember: note it. An earlier decision or plan is touched:
 called t1 join_gym(gym='gym P'): done
 OBSERVATION
 t1 join_gym: Joined gym P, 90 a month. Terms of gym P: 1. ... 2. ... a long text ...
-Write step 2. Record what was done. If nothing else is asked for, reply as well.
+Write step 2. Record what the tool showed, and what was decided and planned. If nothing else is asked for, reply as well.
 {"state_focus":[],"state_delta":[{"op":"add","type":"knowledge","id":"n1","summary":"Terms of gym P","refs":[],"evidence":["t1"]},{"op":"add","type":"judgement","id":"n2","summary":"Joined gym P for 90 a month; change to gym Q if cheaper","refs":[{"relation":"supports","target":"n1"}],"evidence":["t1"]}],"tool_calls":[],"assistant_message":"I joined gym P for 90 a month."}
 
 Example 2: nothing in INDEX is about buses, so act at once
@@ -76,7 +76,7 @@ added n3 knowledge (evidence t2): Buses from Oban to Perth: B7 at 9:15 for 12, B
 called t3 reserve_bus(bus='B7'): Reserved B7.
 OBSERVATION
 t3 reserve_bus: Reserved B7.
-Write step 3. Record what was done. If nothing else is asked for, reply as well.
+Write step 3. Record what the tool showed, and what was decided and planned. If nothing else is asked for, reply as well.
 {"state_focus":[],"state_delta":[{"op":"add","type":"judgement","id":"n4","summary":"Reserved bus B7 from Oban to Perth at 9:15 for 12","refs":[{"relation":"derives","target":"n3"}],"evidence":["t3"]}],"tool_calls":[],"assistant_message":"Bus B7 at 9:15 is reserved; it costs 12."}
 
 Example 3: only a wish
@@ -91,7 +91,7 @@ OBSERVATION
 (none)
 Write step 1. Told to remember: note it. An earlier decision or plan is touched: open it first. Otherwise: call a tool.
 {"state_focus":[],"state_delta":[{"op":"add","type":"preference","id":"n5","summary":"Kim eats no fish and likes to sit outside","refs":[],"evidence":[]}],"tool_calls":[],"assistant_message":""}
-Write step 2. It is noted. Reply to the request.
+Write step 2. Reply, if the request is answered.
 {"state_focus":[],"state_delta":[],"tool_calls":[],"assistant_message":"I will remember that."}
 
 Example 4: an earlier decision is touched, so open it first
@@ -99,7 +99,7 @@ INDEX
 n1 knowledge: Terms of gym P
 n2 judgement: Joined gym P for 90 a month; change to gym Q if cheaper
 REQUEST
-Gym Q costs 70 now and offers to take us over. Calculate what changing would cost in all, then answer gym Q.
+Gym Q now costs 70 and offers to take us over. Calculate what changing from gym P would cost in all, then answer gym Q: accept only if that is less than what we have.
 STATE
 OBSERVATION
 (none)
@@ -117,8 +117,8 @@ opened t1:
 OBSERVATION
 (none)
 Write step 3. Record the facts that bear on the request, and calculate with them.
-{"state_focus":[],"state_delta":[{"op":"add","type":"attribute","id":"n3","summary":"Changing to gym Q costs its price of 70 plus a fee of 35 for cancelling gym P, which costs 90","refs":[{"relation":"derives","target":"n2"},{"relation":"derives","target":"n1"}],"evidence":["t1"]}],"tool_calls":[{"name":"calculate","arguments":{"expression":"70 + 35 < 90"}}],"assistant_message":""}
-added n3 attribute (derives n2, derives n1; evidence t1): Changing to gym Q costs its price of 70 plus a fee of 35 for cancelling gym P, which costs 90
+{"state_focus":[],"state_delta":[{"op":"add","type":"attribute","id":"n3","summary":"Changing from gym P to gym Q costs 70 plus a fee of 35 for cancelling; gym P costs 90","refs":[{"relation":"derives","target":"n2"},{"relation":"derives","target":"n1"}],"evidence":["t1"]}],"tool_calls":[{"name":"calculate","arguments":{"expression":"70 + 35 < 90"}}],"assistant_message":""}
+added n3 attribute (derives n2, derives n1; evidence t1): Changing from gym P to gym Q costs 70 plus a fee of 35 for cancelling; gym P costs 90
 called t2 calculate(expression='70 + 35 < 90'): 70 + 35 < 90 is false (105 is more than 90)
 OBSERVATION
 t2 calculate: 70 + 35 < 90 is false (105 is more than 90)
@@ -133,7 +133,7 @@ Write step 5. Record the result. Reply if the request is answered, else go on wi
 
 Example 5: as example 4, but the fee in t1 is 10
 Write step 3. Record the facts that bear on the request, and calculate with them.
-{"state_focus":[],"state_delta":[{"op":"add","type":"attribute","id":"n3","summary":"Changing to gym Q costs its price of 70 plus a fee of 10 for cancelling gym P, which costs 90","refs":[{"relation":"derives","target":"n2"},{"relation":"derives","target":"n1"}],"evidence":["t1"]}],"tool_calls":[{"name":"calculate","arguments":{"expression":"70 + 10 < 90"}}],"assistant_message":""}
+{"state_focus":[],"state_delta":[{"op":"add","type":"attribute","id":"n3","summary":"Changing from gym P to gym Q costs 70 plus a fee of 10 for cancelling; gym P costs 90","refs":[{"relation":"derives","target":"n2"},{"relation":"derives","target":"n1"}],"evidence":["t1"]}],"tool_calls":[{"name":"calculate","arguments":{"expression":"70 + 10 < 90"}}],"assistant_message":""}
 OBSERVATION
 t2 calculate: 70 + 10 < 90 is true (80 is less than 90)
 Write step 4. Record the result. Reply if the request is answered, else go on with it.

@@ -43,7 +43,9 @@ FACTS = StepFacts(
     resolvable=IDS,
     evidence=[EvidenceId("t1"), EvidenceId("t12")],
     own=[NodeId("n38"), NodeId("n39")],
+    replaceable=[IDS[0], NodeId("n38"), NodeId("n39")],
     next_number=40,
+    again=True,
 )
 
 
@@ -341,7 +343,11 @@ def test_the_longest_sentence_fits_whatever_the_facts(data: st.DataObject) -> No
         resolvable=nodes,
         evidence=[EvidenceId(f"t{i}") for i in range(1, data.draw(st.integers(0, 30)) + 1)],
         own=nodes[-data.draw(st.integers(0, 3)) :] if nodes else [],
+        replaceable=nodes[::3],
         next_number=len(nodes) + 1,
+        may_record=data.draw(st.booleans()),
+        fresh=data.draw(st.booleans()),
+        again=data.draw(st.booleans()),
         may_note=data.draw(st.booleans()),
         may_look=data.draw(st.booleans()),
         may_act=data.draw(st.booleans()),

@@ -103,6 +103,13 @@ def test_a_number_from_nowhere_is_refused() -> None:
     assert refused("A taxi is dear", slots=[{"name": "price", "value": "99"}]) == ["ungrounded_number"]
 
 
+def test_a_sum_that_is_right_needs_no_calculator_but_its_terms_do() -> None:
+    assert refused("In all 160 + 1450.5 = 1610.5 dollars") == []
+    assert refused("In all 160 dollars + 3 dollars = 163 dollars") == []
+    assert refused("In all 160 + 3 = 164") == ["ungrounded_number"]
+    assert refused("In all 160 + 99 = 259") == ["ungrounded_number"]
+
+
 def test_what_is_not_open_was_not_read_unless_it_is_referred_to() -> None:
     assert refused("It was booked for 200") == ["ungrounded_number"]
     assert refused("It was booked for 200", refs=[{"relation": "derives", "target": "n1"}]) == []
@@ -115,6 +122,15 @@ def test_what_is_not_open_was_not_read_unless_it_is_referred_to() -> None:
 @pytest.mark.parametrize("kind", ["judgement", "preference", "artifact"])
 def test_plans_and_wishes_may_hold_any_number(kind: str) -> None:
     assert refused("Spend 99 at most", type=kind) == []
+
+
+def test_the_request_again_is_no_fact() -> None:
+    assert refused(REQUEST) == ["restates_request"]
+    assert refused("So: calculate what changing would cost in all, then answer the offer of Hotel B") == [
+        "restates_request"
+    ]
+    assert refused("Changing would cost 160 in all") == []
+    assert refused(REQUEST, type="judgement") == refused(REQUEST, type="preference") == []
 
 
 def test_the_refusal_says_where_to_look() -> None:

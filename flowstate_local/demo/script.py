@@ -62,20 +62,8 @@ class Player:
             ],
             message=f"It costs {trip.taxi_price} dollars.",
         )
-        yield step(calls=[("calculate", {"expression": f"{trip.train_price} + {trip.taxi_price}"})])
-        total = trip.train_price + trip.taxi_price
-        yield step(
-            delta=[
-                _node(
-                    "knowledge",
-                    "n7",
-                    f"Train and taxi together: {total}",
-                    refs=[("derives", "n4"), ("derives", "n6")],
-                    evidence=["t5"],
-                )
-            ],
-            message=f"Together {total} dollars.",
-        )
+        yield step(focus=["n4"])
+        yield step(message=f"Train {train} leaves at 07:40.")
         yield from self._decide(trip)
 
     def _decide(self, trip: Trip) -> Iterator[StepOutput]:
@@ -86,7 +74,7 @@ class Player:
         fee = int(found[1]) if found else 0
         fact = f"Leaving {trip.booked} costs a fee of {fee}"
         yield step(
-            delta=[_node("attribute", "n8", fact, refs=[("derives", "n1")], evidence=["t1"])],
+            delta=[_node("attribute", "n7", fact, refs=[("derives", "n1")], evidence=["t1"])],
             calls=[("calculate", {"expression": f"{trip.price_cheaper} + {fee} < {trip.price_booked}"})],
         )
         cost = trip.price_cheaper + fee
@@ -100,10 +88,10 @@ class Player:
             delta=[
                 _node(
                     "judgement",
-                    "n9",
+                    "n8",
                     summary,
-                    refs=[("supersedes", "n2"), ("supports", "n8")],
-                    evidence=["t6"],
+                    refs=[("supersedes", "n2"), ("supports", "n7")],
+                    evidence=["t5"],
                 )
             ],
             calls=[("answer_offer", {"hotel": trip.cheaper, "answer": "accept" if change else "decline"})],
@@ -112,10 +100,10 @@ class Player:
             delta=[
                 _node(
                     "knowledge",
-                    "n10",
+                    "n9",
                     f"{trip.cheaper} has our answer",
-                    refs=[("follows", "n9")],
-                    evidence=["t7"],
+                    refs=[("follows", "n8")],
+                    evidence=["t6"],
                 )
             ],
             message=f"{summary}, against {trip.price_booked}.",

@@ -106,7 +106,7 @@ def requests_of(trip: Trip) -> list[Ask]:
         Ask("2026-09-04", f"Find the trains from {trip.origin} to {trip.city} and book the one at 07:40."),
         Ask("2026-09-05", f"Remember for all trips: {trip.guest} is a vegetarian and wants a quiet room."),
         Ask("2026-09-08", f"What does a taxi from the station to {trip.booked} cost?"),
-        Ask("2026-09-10", "What do the 07:40 train and the taxi cost together?"),
+        Ask("2026-09-10", f"When does our train to {trip.city} leave, and which one is it?"),
         Ask(
             "2026-09-12",
             f"{trip.cheaper} now costs {trip.price_cheaper} dollars and offers to rebook us. Calculate what changing "

@@ -31,11 +31,11 @@ _CHUNK_BYTES = 1 << 20
 
 def default_precision(entry: CatalogueEntry) -> Precision:
     """int8 for larger models on machines without a CUDA device, else bf16."""
-    return "int8" if entry.n_parameters > _LARGE_PARAMETERS and not _has_cuda_device() else "bf16"
+    return "int8" if entry.n_parameters > _LARGE_PARAMETERS and not has_cuda_device() else "bf16"
 
 
-def _has_cuda_device() -> bool:
-    """Ask the driver itself: importing torch for this would take seconds."""
+def has_cuda_device() -> bool:
+    """Is there an NVIDIA device that the system lets us use? Asks the driver: importing torch would take seconds."""
     try:
         driver = ctypes.CDLL("libcuda.so.1")
         count = ctypes.c_int()

@@ -303,7 +303,7 @@ def test_large_models_are_int8_only_without_a_gpu(
 ) -> None:
     large = put_entry(monkeypatch, tiny, n_parameters=1_500_000_000)
     for has_gpu, small_precision, large_precision in ((False, "bf16", "int8"), (True, "bf16", "bf16")):
-        monkeypatch.setattr("flowstate_local.models.weights._has_cuda_device", lambda found=has_gpu: found)
+        monkeypatch.setattr("flowstate_local.models.weights.has_cuda_device", lambda found=has_gpu: found)
         assert (default_precision(tiny), default_precision(large)) == (small_precision, large_precision)
 
 
