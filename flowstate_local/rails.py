@@ -87,7 +87,7 @@ def advice(state: ActiveState, last_step: Sequence[Event]) -> str:
         return "Record the facts that bear on the request, and calculate with them."
     if any(isinstance(event, Disclosed) and event.granted for event in last_step):
         return "Open the evidence that bears on the request, then act."
-    if state.step <= 1:
+    if not state.log:
         return "Told to remember: note it. An earlier decision or plan is touched: open it first. Otherwise: call a tool."
     if baseless(last_step):
         return "Take that step again, with what STATE says."

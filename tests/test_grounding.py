@@ -142,7 +142,7 @@ def test_the_refusal_says_where_to_look() -> None:
 
 
 def test_the_rule_can_be_turned_off() -> None:
-    node = {"op": "add", "id": "n1", "type": "attribute", "summary": "It costs 13"}
+    node = {"op": "add", "id": "n2", "type": "attribute", "summary": "It costs 13"}
     output = {"state_focus": [], "state_delta": [node], "tool_calls": [], "assistant_message": ""}
     delta = StepOutput.model_validate(output).state_delta
     assert isu.commit(delta, ActiveState(), History(), at=0.0, grounded=False).refused == ()

@@ -5,7 +5,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flowstate_local import isu
-from flowstate_local.events import DeltaCommitted, RequestStarted, StepStarted, ToolFinished, ToolStarted
+from flowstate_local.events import (
+    DeltaCommitted,
+    Disclosed,
+    RequestStarted,
+    StepStarted,
+    ToolFinished,
+    ToolStarted,
+)
 from flowstate_local.nodes import IndexLine, Node
 from flowstate_local.protocol import StepOutput
 from flowstate_local.repository import EvidenceRecord, RequestRecord
@@ -78,7 +85,7 @@ def add(node_id: str, summary: str = "something else", **fields: object) -> dict
 
 
 def test_a_legal_add_is_committed_with_its_origin() -> None:
-    done = commit(add("n3", refs=[{"relation": "supersedes", "target": "n1"}], evidence=["t1", "t2", "t1"]))
+    done = commit(add("n3", refs=[{"relation": "derives", "target": "n1"}], evidence=["t1", "t2", "t1"]))
     (added,) = done.added
     assert (added.id, added.request, added.step, added.created_at) == ("n3", "r2", 1, 1.0)
     assert added.evidence == ("t1", "t2")
@@ -98,6 +105,7 @@ def test_a_legal_add_is_committed_with_its_origin() -> None:
         (add("n3", " \n "), "summary_empty"),
         (add("n3", refs=[{"relation": "derives", "target": "n9"}]), "ref_unresolved"),
         (add("n3", refs=[{"relation": "derives", "target": "n3"}]), "ref_self"),
+        (add("n3", refs=[{"relation": "supersedes", "target": "n1"}]), "supersedes_unread"),
         (add("n3", evidence=["t9"]), "evidence_unknown"),
         ({"op": "add", "type": "knowledge", "id": "n3", "summary": "A  New thing"}, "duplicate"),
         ({"op": "update", "id": "n1", "summary": "rewritten history"}, "history_immutable"),
@@ -115,6 +123,18 @@ def test_an_illegal_operation_is_refused_and_the_legal_one_beside_it_is_kept(
     assert [refusal.rule for refusal in done.refused] == [rule]
     assert [n.id for n in done.added] == ["n5"]
     assert done.refused[0].advice
+
+
+def test_what_was_opened_or_made_here_can_be_superseded() -> None:
+    state = running()
+    state.apply(Disclosed(request="r2", step=1, at=0.0, granted=("n1",)))
+    adds = [
+        add("n3", "one", refs=[{"relation": "supersedes", "target": "n1"}]),
+        add("n4", "two", refs=[{"relation": "supersedes", "target": "n2"}]),
+    ]
+    output = {"state_focus": [], "state_delta": adds, "tool_calls": [], "assistant_message": ""}
+    done = isu.commit(StepOutput.model_validate(output).state_delta, state, History(), at=1.0)
+    assert (len(done.added), done.refused) == (2, ())
 
 
 def test_later_operations_see_earlier_ones() -> None:

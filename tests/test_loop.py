@@ -138,7 +138,7 @@ async def test_the_same_call_twice_in_a_row_is_not_made_twice() -> None:
     agent = agent_of([call, call, step(message="done")])
     await agent.run("Go", space="s")
     assert kinds(agent.store.events("s")).count("ToolStarted") == 1
-    assert "refused look_up: repeated_call: it ran with these very arguments" in prompts(agent)[2]
+    assert "OBSERVATION\nt1 look_up: ox means OX\nWrite step 3. This is known already." in prompts(agent)[2]
 
 
 @pytest.mark.parametrize(
@@ -236,10 +236,11 @@ async def test_an_engine_that_dies_leaves_a_request_to_resume() -> None:
         await agent.run("Go", space="s")
     with pytest.raises(StoreBusy, match="unfinished request r1"):
         await agent.run("Another", space="s")
-    again = Agent(ScriptedEngine([step(message="done")]), agent.store, [look_up, long_text])
+    last = step(delta=[add("n2", "ox is OX")], message="done")
+    again = Agent(ScriptedEngine([last]), agent.store, [look_up, long_text])
     result = await again.resume("s")
     assert result is not None
-    assert (result.message, result.nodes) == ("done", ("n1",))
+    assert (result.message, result.nodes) == ("done", ("n1", "n2"))
     # The resumed prompt is the one that the dead engine would have got.
     assert again.engine.prompts[0] == prompts(agent)[1]  # type: ignore[attr-defined]
     assert await again.resume("s") is None

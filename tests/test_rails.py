@@ -1,12 +1,16 @@
 """Rails: what a step is offered, seen in its grammar and at the end of its prompt, and that they never lock it in."""
 
+import inspect
 import json
+import re
 from collections.abc import Callable, Iterable
 
 import pytest
 
+from flowstate_local import rails
 from flowstate_local.loop import Agent
 from flowstate_local.protocol import StepOutput
+from flowstate_local.rules import EXAMPLES
 from flowstate_local.stores.memory import MemoryStore
 from flowstate_local.testing import Reply, ScriptedEngine, step
 from flowstate_local.tools import tool
@@ -72,6 +76,13 @@ def _shape(option: dict[str, dict[str, dict[str, object]]]) -> str:
 def advice(agent: Agent, number: int) -> str:
     assert isinstance(agent.engine, ScriptedEngine)
     return agent.engine.prompts[number].split("\nWrite step ")[-1].split(". ", 1)[1].split("\n")[0]
+
+
+def test_the_examples_give_the_advice_that_the_rails_give() -> None:
+    given = inspect.getsource(rails.advice)
+    sentences = re.findall(r"Write step \d\. (.+)\n", EXAMPLES)
+    assert len(sentences) > 10
+    assert [sentence for sentence in sentences if f'"{sentence}"' not in given] == []
 
 
 async def test_at_first_nothing_is_promised_and_only_wishes_are_noted() -> None:
@@ -152,7 +163,7 @@ async def test_what_rests_on_a_made_up_fact_is_not_done() -> None:
     )
     names = [event.name for event in agent.store.events("s") if event.kind == "ToolStarted"]
     assert names == ["price", "order"]
-    assert shapes(agent, 2) == {"act", "note+"}
+    assert shapes(agent, 2) == {"act+", "note+"}
     assert isinstance(agent.engine, ScriptedEngine)
     assert "refused n1: ungrounded_number: 99 was read nowhere" in agent.engine.prompts[2]
     assert "refused order: deferred" in agent.engine.prompts[2]

@@ -229,7 +229,8 @@ def verify(
                 Console().print(
                     f"[red]{escape(fault.space)} {escape(fault.subject)}[/] {escape(fault.problem)}"
                 )
-            Console().print(f"{len(checked)} spaces checked, {len(faults)} faults")
+            counted = f"{len(checked)} space{'s' * (len(checked) != 1)} checked"
+            Console().print(f"{counted}, {len(faults)} fault{'s' * (len(faults) != 1)}")
         if faults:
             raise typer.Exit(1)
 

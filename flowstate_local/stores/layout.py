@@ -59,7 +59,7 @@ def digest_bytes(key: str) -> bytes | None:
 
 def pack_events(events: Sequence[Event], after: int) -> list[tuple[int, bytes]]:
     """The events as they are stored behind event number `after`. Raises UsageError."""
-    return [codec.pack(codec.dump(event)) for event in rules.number_events(events, after)]
+    return [codec.pack(body) for body in codec.dump_events(events, after)]
 
 
 def event_puts(prefix: bytes, packed: Sequence[tuple[int, bytes]], after: int) -> list[Put]:

@@ -51,7 +51,7 @@ class MemoryStore:
         with self._lock:
             current = self._space(space)
             head = rules.plan_append(current, space, events, blobs, expected_seq=expected_seq)
-            written = [codec.dump(event) for event in rules.number_events(events, expected_seq)]
+            written = codec.dump_events(events, expected_seq)
             # Nothing below can fail, so the append is whole or absent.
             current.blobs.update(blobs)
             current.events.extend(written)
@@ -67,7 +67,7 @@ class MemoryStore:
             plan = rules.plan_persist(
                 current, space, done, expected_version=expected_version, expected_seq=expected_seq
             )
-            events = [codec.dump(event) for event in rules.number_events(done.events, expected_seq)]
+            events = codec.dump_events(done.events, expected_seq)
             nodes = {node.id: codec.dump(node) for node in plan.nodes}
             lines = [codec.dump(line) for line in plan.lines]
             evidence = {record.id: codec.dump(record) for record in plan.evidence}

@@ -87,11 +87,6 @@ def advance(head: Head, event: Event) -> Head:
     return replace(head, seq=seq)
 
 
-def number_events(events: Sequence[Event], after: int) -> list[Event]:
-    """The events with the seqs they get behind event number `after`: the `expected_seq`, if the plan holds."""
-    return [event.model_copy(update={"seq": after + i}) for i, event in enumerate(events, start=1)]
-
-
 def check_blobs(blobs: Mapping[str, bytes]) -> None:
     """Raise UsageError if a raw result is filed under a digest that isn't its own."""
     for key, raw in blobs.items():

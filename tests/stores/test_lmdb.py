@@ -25,6 +25,7 @@ from flowstate_local.errors import (
     UnknownVersion,
     UsageError,
 )
+from flowstate_local.events import RequestStarted
 from flowstate_local.nodes import NodeId, RequestId
 from flowstate_local.stores import codec
 from flowstate_local.stores.base import Fault, digest
@@ -610,3 +611,10 @@ def test_repeated_words_are_compressed_and_noise_is_not() -> None:
 
 if __name__ == "__main__":
     globals()[sys.argv[1]](*sys.argv[2:])
+
+
+@given(st.integers(min_value=0, max_value=2**63), st.integers(min_value=0, max_value=9), st.text(max_size=20))
+def test_an_event_is_dumped_with_its_place(seq: int, before: int, text: str) -> None:
+    event = RequestStarted(seq=before, request=RequestId("r1"), step=0, at=0.5, text=text)
+    numbered = [event.model_copy(update={"seq": seq + place}) for place in (1, 2)]
+    assert codec.dump_events([event, event], seq) == [codec.dump(one) for one in numbered]
