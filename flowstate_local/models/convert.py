@@ -71,6 +71,9 @@ _W8A8 = {
     "kv_cache_scheme": None,
 }
 
+_CONFIG_FORMAT = "5.0.0"
+"""Release of transformers whose form of config.json this is."""
+
 
 def convert(gguf: Path, folder: Path, precision: Precision, progress: Progress) -> None:
     """Fill the empty `folder` with everything an engine needs.
@@ -134,6 +137,8 @@ def _dimensions(about: dict[str, Any], arch: str) -> dict[str, Any]:
         "architectures": [_ARCHITECTURES[arch]],
         "model_type": arch,
         "dtype": "bfloat16",
+        # Without it transformers takes the tokenizer for one of Mistral's with a known fault, and warns.
+        "transformers_version": _CONFIG_FORMAT,
         "hidden_act": "silu",
         "hidden_size": hidden,
         "intermediate_size": about[f"{arch}.feed_forward_length"],

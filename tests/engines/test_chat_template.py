@@ -1,15 +1,21 @@
 """The frame and the guard against spelled-out turn markers, on tokenizers built here and on the catalogue's."""
 
 import os
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from flowstate_local.demo.play import play
+from flowstate_local.demo.script import scripted_engine
+from flowstate_local.demo.story import variant
 from flowstate_local.engines.chat_template import FRAME_CHATS, TEMPLATE_ARGUMENTS, HfTokenizer, cut_frame
 from flowstate_local.errors import EngineError
+from flowstate_local.loop import StepTrace
 from flowstate_local.models.cache import folder_path, is_ready
 from flowstate_local.models.catalogue import CATALOGUE
+from flowstate_local.stores.memory import MemoryStore
 
 pytest.importorskip("transformers")
 
@@ -134,6 +140,35 @@ def test_a_log_that_grows_keeps_the_ids_it_had(real: HfTokenizer) -> None:
         ids += real.encode(line)
         assert ids[: len(before)] == before
     assert real.decode_verbatim(ids) == "".join(lines)
+
+
+class Spelling:
+    """The real tokenizer as the scripted engine needs one."""
+
+    def __init__(self, real: HfTokenizer) -> None:
+        self.frame, self.encode, self.encode_frame = real.frame, real.encode, real.encode_frame
+        self.decode = real.decode_verbatim
+
+
+@pytest.mark.anyio
+async def test_the_ids_of_a_step_are_an_exact_prefix_of_the_next(real: HfTokenizer) -> None:
+    """DESIGN section 4, over a whole play of the hotel case: every request, every step."""
+    trip = variant(3)
+    engine = scripted_engine(trip)
+    engine.tokenizer = Spelling(real)  # type: ignore[assignment]
+    traces: list[StepTrace] = []
+    await play(engine, MemoryStore(), trip, space="s", on_step=traces.append)
+    assert len(traces) > 10
+    for before, after in pairwise(traces):
+        ids = before.prompt.ids
+        # Between requests the index grows at its end: what stands before it stays, and the index itself.
+        sizes = before.prompt.segments
+        index_end = sizes["rules"] + sizes["tools"] + sizes["index"]
+        stable = before.prompt.stable if before.request == after.request else index_end
+        if before.request != after.request and before.request == "r1":
+            stable = sizes["rules"] + sizes["tools"]  # "(empty)" gives way to the first line
+        assert after.prompt.ids[:stable] == ids[:stable]
+        assert sum(sizes.values()) == len(ids)
 
 
 def test_no_added_token_of_the_model_can_be_written_by_a_user(real: HfTokenizer) -> None:
