@@ -426,8 +426,7 @@ def _operations(
     parts = _fields(profile, rung, "raw" in known)
     made = {f"{key}_{name}": _dump(schema) for name, schema in parts.items()}
     fields = {name: _def(f"{key}_{name}") for name in parts}
-    before = {name: fields[name] for name in parts if name in ("summary", "content", "slots")}
-    after = {name: fields[name] for name in parts if name not in before}
+    evidence = {"evidence": fields.pop("evidence")}
     for place in range(rung.ops):
         head: dict[str, Schema] = {
             "op": {"enum": ["add"]},
@@ -436,11 +435,13 @@ def _operations(
         }
         siblings = [_free_id(earlier) for earlier in range(place)]
         links = _links(rung, known, siblings)
-        required = ["op", "type", "id", "summary", "refs", "evidence"]
-        made[f"{key}_{place}"] = _dump(closed({**head, **before, "refs": links, **after}, required))
+        # What a node rests on stands before what it says: with the sources named, a small model speaks of them,
+        # and otherwise repeats the request (docs/decisions/002).
+        required = ["op", "type", "id", "refs", "evidence", "summary"]
+        made[f"{key}_{place}"] = _dump(closed({**head, "refs": links, **evidence, **fields}, required))
     if rung.changes and "own" in known:
         mine = _def("own")
-        what = {**before, "refs": _links(rung, known, []), **after}
+        what = {"refs": _links(rung, known, []), **evidence, **fields}
         update = closed({"op": {"enum": ["update"]}, "id": mine, **what}, ["op", "id", "summary"])
         remove = closed({"op": {"enum": ["remove"]}, "id": mine})
         made[f"{key}_change"] = _dump(any_of([update, remove]))
@@ -606,9 +607,9 @@ def _delta_regex() -> str:
         closed({"relation": {"enum": [*_RELATIONS, _SUPERSEDES]}, "target": _pattern(_NODE_ID)}), 0, 2
     )
     fields: dict[str, Schema] = {
-        "summary": {"type": "string"},
         "refs": refs,
         "evidence": array(_pattern("t[1-9][0-9]*"), 0, 2),
+        "summary": {"type": "string"},
     }
     kinds: Schema = {"enum": list(get_args(NodeType))}
     add = closed({"op": {"enum": ["add"]}, "type": kinds, "id": _pattern(_NODE_ID), **fields})

@@ -80,7 +80,7 @@ def advice(state: ActiveState, last_step: Sequence[Event]) -> str:
         return "Record what the tool showed, and what was decided and planned. If nothing else is asked for, reply as well."
     results = [event for event in last_step if isinstance(event, ToolFinished)]
     if results and all(result.failure for result in results):
-        return "It failed. Note what is known, try another way, or reply."
+        return "It failed. Reply, or try another way."
     if results:
         return "Record the result. Reply if the request is answered, else go on with it."
     if _brought_raw(last_step):

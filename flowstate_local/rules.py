@@ -54,7 +54,7 @@ called t1 join_gym(gym='gym P'): done
 OBSERVATION
 t1 join_gym: Joined gym P, 90 a month. Terms of gym P: 1. ... 2. ... a long text ...
 Write step 2. Record what the tool showed, and what was decided and planned. If nothing else is asked for, reply as well.
-{"state_focus":[],"state_delta":[{"op":"add","type":"knowledge","id":"n1","summary":"Terms of gym P","refs":[],"evidence":["t1"]},{"op":"add","type":"judgement","id":"n2","summary":"Joined gym P for 90 a month; change to gym Q if cheaper","refs":[{"relation":"supports","target":"n1"}],"evidence":["t1"]}],"tool_calls":[],"assistant_message":"I joined gym P for 90 a month."}
+{"state_focus":[],"state_delta":[{"op":"add","type":"knowledge","id":"n1","refs":[],"evidence":["t1"],"summary":"Terms of gym P"},{"op":"add","type":"judgement","id":"n2","refs":[{"relation":"supports","target":"n1"}],"evidence":["t1"],"summary":"Joined gym P for 90 a month; change to gym Q if cheaper"}],"tool_calls":[],"assistant_message":"I joined gym P for 90 a month."}
 
 Example 2: nothing in INDEX is about buses, so act at once
 INDEX
@@ -71,13 +71,13 @@ called t2 list_buses(start='Oban', end='Perth'): B7 at 9:15 for 12. B9 at 11:30 
 OBSERVATION
 t2 list_buses: B7 at 9:15 for 12. B9 at 11:30 for 10.
 Write step 2. Record the result. Reply if the request is answered, else go on with it.
-{"state_focus":[],"state_delta":[{"op":"add","type":"knowledge","id":"n3","summary":"Buses from Oban to Perth: B7 at 9:15 for 12, B9 at 11:30 for 10","refs":[],"evidence":["t2"]}],"tool_calls":[{"name":"reserve_bus","arguments":{"bus":"B7"}}],"assistant_message":""}
+{"state_focus":[],"state_delta":[{"op":"add","type":"knowledge","id":"n3","refs":[],"evidence":["t2"],"summary":"Buses from Oban to Perth: B7 at 9:15 for 12, B9 at 11:30 for 10"}],"tool_calls":[{"name":"reserve_bus","arguments":{"bus":"B7"}}],"assistant_message":""}
 added n3 knowledge (evidence t2): Buses from Oban to Perth: B7 at 9:15 for 12, B9 at 11:30 for 10
 called t3 reserve_bus(bus='B7'): Reserved B7.
 OBSERVATION
 t3 reserve_bus: Reserved B7.
 Write step 3. Record what the tool showed, and what was decided and planned. If nothing else is asked for, reply as well.
-{"state_focus":[],"state_delta":[{"op":"add","type":"judgement","id":"n4","summary":"Reserved bus B7 from Oban to Perth at 9:15 for 12","refs":[{"relation":"derives","target":"n3"}],"evidence":["t3"]}],"tool_calls":[],"assistant_message":"Bus B7 at 9:15 is reserved; it costs 12."}
+{"state_focus":[],"state_delta":[{"op":"add","type":"judgement","id":"n4","refs":[{"relation":"derives","target":"n3"}],"evidence":["t3"],"summary":"Reserved bus B7 from Oban to Perth at 9:15 for 12"}],"tool_calls":[],"assistant_message":"Bus B7 at 9:15 is reserved; it costs 12."}
 
 Example 3: only a wish
 INDEX
@@ -90,7 +90,7 @@ STATE
 OBSERVATION
 (none)
 Write step 1. Told to remember: note it. An earlier decision or plan is touched: open it first. Otherwise: call a tool.
-{"state_focus":[],"state_delta":[{"op":"add","type":"preference","id":"n5","summary":"Kim eats no fish and likes to sit outside","refs":[],"evidence":[]}],"tool_calls":[],"assistant_message":""}
+{"state_focus":[],"state_delta":[{"op":"add","type":"preference","id":"n5","refs":[],"evidence":[],"summary":"Kim eats no fish and likes to sit outside"}],"tool_calls":[],"assistant_message":""}
 Write step 2. Reply, if the request is answered.
 {"state_focus":[],"state_delta":[],"tool_calls":[],"assistant_message":"I will remember that."}
 
@@ -117,25 +117,25 @@ opened t1:
 OBSERVATION
 (none)
 Write step 3. Record the facts that bear on the request, and calculate with them.
-{"state_focus":[],"state_delta":[{"op":"add","type":"attribute","id":"n3","summary":"Changing from gym P to gym Q costs 70 plus a fee of 35 for cancelling; gym P costs 90","refs":[{"relation":"derives","target":"n2"},{"relation":"derives","target":"n1"}],"evidence":["t1"]}],"tool_calls":[{"name":"calculate","arguments":{"expression":"70 + 35 < 90"}}],"assistant_message":""}
+{"state_focus":[],"state_delta":[{"op":"add","type":"attribute","id":"n3","refs":[{"relation":"derives","target":"n2"},{"relation":"derives","target":"n1"}],"evidence":["t1"],"summary":"Changing from gym P to gym Q costs 70 plus a fee of 35 for cancelling; gym P costs 90"}],"tool_calls":[{"name":"calculate","arguments":{"expression":"70 + 35 < 90"}}],"assistant_message":""}
 added n3 attribute (derives n2, derives n1; evidence t1): Changing from gym P to gym Q costs 70 plus a fee of 35 for cancelling; gym P costs 90
 called t2 calculate(expression='70 + 35 < 90'): 70 + 35 < 90 is false (105 is more than 90)
 OBSERVATION
 t2 calculate: 70 + 35 < 90 is false (105 is more than 90)
 Write step 4. Record the result. Reply if the request is answered, else go on with it.
-{"state_focus":[],"state_delta":[{"op":"add","type":"judgement","id":"n4","summary":"70 + 35 < 90 is false, so keep gym P and decline","refs":[{"relation":"supersedes","target":"n2"},{"relation":"supports","target":"n3"}],"evidence":["t2"]}],"tool_calls":[{"name":"answer_gym","arguments":{"answer":"decline"}}],"assistant_message":""}
+{"state_focus":[],"state_delta":[{"op":"add","type":"judgement","id":"n4","refs":[{"relation":"supersedes","target":"n2"},{"relation":"supports","target":"n3"}],"evidence":["t2"],"summary":"70 + 35 < 90 is false, so keep gym P and decline"}],"tool_calls":[{"name":"answer_gym","arguments":{"answer":"decline"}}],"assistant_message":""}
 added n4 judgement (supersedes n2, supports n3; evidence t2): 70 + 35 < 90 is false, so keep gym P and decline
 called t3 answer_gym(answer='decline'): declined
 OBSERVATION
 t3 answer_gym: declined
 Write step 5. Record the result. Reply if the request is answered, else go on with it.
-{"state_focus":[],"state_delta":[{"op":"add","type":"knowledge","id":"n5","summary":"Gym Q was told no","refs":[{"relation":"follows","target":"n4"}],"evidence":["t3"]}],"tool_calls":[],"assistant_message":"I declined: changing would cost 70 + 35 = 105, more than 90."}
+{"state_focus":[],"state_delta":[{"op":"add","type":"knowledge","id":"n5","refs":[{"relation":"follows","target":"n4"}],"evidence":["t3"],"summary":"Gym Q was told no"}],"tool_calls":[],"assistant_message":"I declined: changing would cost 70 + 35 = 105, more than 90."}
 
 Example 5: as example 4, but the fee in t1 is 10
 Write step 3. Record the facts that bear on the request, and calculate with them.
-{"state_focus":[],"state_delta":[{"op":"add","type":"attribute","id":"n3","summary":"Changing from gym P to gym Q costs 70 plus a fee of 10 for cancelling; gym P costs 90","refs":[{"relation":"derives","target":"n2"},{"relation":"derives","target":"n1"}],"evidence":["t1"]}],"tool_calls":[{"name":"calculate","arguments":{"expression":"70 + 10 < 90"}}],"assistant_message":""}
+{"state_focus":[],"state_delta":[{"op":"add","type":"attribute","id":"n3","refs":[{"relation":"derives","target":"n2"},{"relation":"derives","target":"n1"}],"evidence":["t1"],"summary":"Changing from gym P to gym Q costs 70 plus a fee of 10 for cancelling; gym P costs 90"}],"tool_calls":[{"name":"calculate","arguments":{"expression":"70 + 10 < 90"}}],"assistant_message":""}
 OBSERVATION
 t2 calculate: 70 + 10 < 90 is true (80 is less than 90)
 Write step 4. Record the result. Reply if the request is answered, else go on with it.
-{"state_focus":[],"state_delta":[{"op":"add","type":"judgement","id":"n4","summary":"70 + 10 < 90 is true, so change to gym Q and accept","refs":[{"relation":"supersedes","target":"n2"},{"relation":"supports","target":"n3"}],"evidence":["t2"]}],"tool_calls":[{"name":"answer_gym","arguments":{"answer":"accept"}}],"assistant_message":""}
+{"state_focus":[],"state_delta":[{"op":"add","type":"judgement","id":"n4","refs":[{"relation":"supersedes","target":"n2"},{"relation":"supports","target":"n3"}],"evidence":["t2"],"summary":"70 + 10 < 90 is true, so change to gym Q and accept"}],"tool_calls":[{"name":"answer_gym","arguments":{"answer":"accept"}}],"assistant_message":""}
 """

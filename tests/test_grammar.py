@@ -90,9 +90,9 @@ def add(number: int = 40, **fields: Any) -> dict[str, Any]:
         "op": "add",
         "type": "knowledge",
         "id": f"n{number}",
-        "summary": "x",
         "refs": [],
         "evidence": [],
+        "summary": "x",
     } | fields
 
 
@@ -195,7 +195,7 @@ def test_the_optional_fields_come_with_room() -> None:
         valid_until="2026-12-31",
         confidence=0.75,
     )
-    ordered = {k: full[k] for k in ("op", "type", "id", "summary", "content", "slots", "refs", "evidence")}
+    ordered = {k: full[k] for k in ("op", "type", "id", "refs", "evidence", "summary", "content", "slots")}
     ordered |= {"valid_until": "2026-12-31", "confidence": 0.75}
     assert guidance(max_tokens=32_768).accepts(step(state_delta=[ordered]))
     assert not guidance(max_tokens=700).accepts(step(state_delta=[ordered]))
