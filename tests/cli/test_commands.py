@@ -195,7 +195,7 @@ class TestRun:
 
     def test_a_server_that_is_not_there_is_named(self, tmp_path: Path) -> None:
         url = "http://127.0.0.1:9"
-        result = call("run", "Go", "--engine", "server", "--url", url, "--store", str(tmp_path), code=2)
+        result = call("run", "Go", "--engine", "server", "--url", url, "--store", str(tmp_path), code=3)
         assert url in result.stderr
 
 
