@@ -233,8 +233,6 @@ class _Step:
         note = rung or self.rung(self.room - 6)
         if facts.may_note and note is not None:
             shapes.append(_shape(_EMPTY, self.delta(note, least=1), _EMPTY, _SILENT))
-        if not shapes and (said := self.message(self.room - 6)) is not None:
-            shapes.append(_shape(_EMPTY, _EMPTY, _EMPTY, said))
         return shapes
 
     def trust(self) -> list[str]:

@@ -63,8 +63,8 @@ def facts(
         may_act=free,
         # After a repeated call there is nothing left to do; if nothing came of it, there may be a wish to note.
         may_note=not must_end and not noted and not (repeated and seen),
-        # Where tools are at hand, a small model's first thought is to promise.
-        may_reply=must_end or ((seen or noted or not has_tools) and not baseless(last_step)),
+        # Where tools are at hand, a small model's first thought is to promise, and to give up after a refusal.
+        may_reply=must_end or not has_tools or ((seen or noted) and not baseless(last_step)),
         defer=defer,
     )
 

@@ -115,8 +115,9 @@ SIBLING = {"relation": "derives", "target": "n40"}
         (step(state_focus=["n1"], state_delta=[add()]), False),
         (step(state_focus=["n1"], tool_calls=[CALL]), False),
         (step(state_focus=["n1"], assistant_message="hi"), False),
-        (step(tool_calls=[CALL, CALL]), True),
-        (step(tool_calls=[CALL] * 3), False),
+        (step(tool_calls=[CALL, CALL], state_delta=[add()]), True),
+        (step(tool_calls=[CALL] * 3, state_delta=[add()]), False),
+        (step(tool_calls=[CALL]), False),
         (step(tool_calls=[CALL], assistant_message="hi"), False),
         (step(tool_calls=[{"name": "pong", "arguments": {}}]), False),
         (step(tool_calls=[{"name": "ping", "arguments": {"x": 1}}]), False),
@@ -166,6 +167,30 @@ def test_trusted_steps_may_do_all_at_once(output: str, legal: bool) -> None:
     assert guidance(replace(FACTS, defer="trust")).accepts(output) is legal
 
 
+@pytest.mark.parametrize(
+    ("facts", "bare", "with_node"),
+    [
+        (replace(FACTS, again=False), True, False),
+        (replace(FACTS, again=True), False, True),
+        (replace(FACTS, again=False, fresh=True), False, True),
+        (replace(FACTS, again=False, fresh=True, may_record=False), True, False),
+    ],
+)
+def test_a_step_that_acts_writes_down_what_was_just_seen_and_nothing_else(
+    facts: StepFacts, bare: bool, with_node: bool
+) -> None:
+    matcher = guidance(facts)
+    assert matcher.accepts(step(tool_calls=[CALL])) is bare
+    assert matcher.accepts(step(tool_calls=[CALL], state_delta=[add()])) is with_node
+    assert matcher.accepts(step(assistant_message="hi")) is not facts.fresh or not facts.may_record
+
+
+@pytest.mark.parametrize(("target", "legal"), [("n1", True), ("n38", True), ("n2", False), ("n99", False)])
+def test_only_what_was_read_can_be_superseded(target: str, legal: bool) -> None:
+    ref = {"relation": "supersedes", "target": target}
+    assert guidance().accepts(step(state_delta=[add(refs=[ref])])) is legal
+
+
 def test_what_has_no_ids_is_not_offered() -> None:
     bare = guidance(StepFacts())
     assert not bare.accepts(step(state_focus=["n1"]))
@@ -202,7 +227,7 @@ def test_the_optional_fields_come_with_room() -> None:
 
 
 def test_xgrammar_steps() -> None:
-    matcher = Xgrammar(step_constraint("xgrammar", BOX, FACTS, 4_000).text)
+    matcher = Xgrammar(step_constraint("xgrammar", BOX, replace(FACTS, again=False), 4_000).text)
     for output, legal in (
         (step(state_focus=["n1", "t12#2"]), True),
         (step(state_focus=["n99"]), False),
