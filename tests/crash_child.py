@@ -71,7 +71,7 @@ def play(prompt: str) -> Reply:
     state = prompt.rpartition("\nSTATE\n")[2].partition("OBSERVATION\n")[0]
     if "price(" not in state:
         return step(
-            delta=[node("n1", "ox costs about 7")],
+            delta=[node("n1", "an ox is wanted")],
             calls=[("price", {"thing": "ox"}), ("price", {"thing": "cow"})],
         )
     if "opened t1" not in state:
