@@ -138,7 +138,7 @@ async def measure(store: LmdbStore, space: str, n_requests: int) -> dict[str, fl
                         {
                             "type": "knowledge",
                             "id": f"n{number + 1}",
-                            "summary": f"a new fact",
+                            "summary": "a new fact",
                             "refs": [{"relation": "derives", "target": f"n{number}"}],
                             "evidence": [f"t{evidence + 1}"],
                         }
