@@ -117,8 +117,8 @@ opened t1:
 OBSERVATION
 (none)
 Write step 3. Record the facts that bear on the request, and calculate with them.
-{"state_focus":[],"state_delta":[{"op":"add","type":"attribute","id":"n3","refs":[{"relation":"derives","target":"n2"},{"relation":"derives","target":"n1"}],"evidence":["t1"],"summary":"Changing from gym P to gym Q costs 70 plus a fee of 35 for cancelling; gym P costs 90"}],"tool_calls":[{"name":"calculate","arguments":{"expression":"70 + 35 < 90"}}],"assistant_message":""}
-added n3 attribute (derives n2, derives n1; evidence t1): Changing from gym P to gym Q costs 70 plus a fee of 35 for cancelling; gym P costs 90
+{"state_focus":[],"state_delta":[{"op":"add","type":"knowledge","id":"n3","refs":[{"relation":"derives","target":"n2"},{"relation":"derives","target":"n1"}],"evidence":["t1"],"summary":"Changing from gym P to gym Q costs 70 plus a fee of 35 for cancelling; gym P costs 90"}],"tool_calls":[{"name":"calculate","arguments":{"expression":"70 + 35 < 90"}}],"assistant_message":""}
+added n3 knowledge (derives n2, derives n1; evidence t1): Changing from gym P to gym Q costs 70 plus a fee of 35 for cancelling; gym P costs 90
 called t2 calculate(expression='70 + 35 < 90'): 70 + 35 < 90 is false (105 is more than 90)
 OBSERVATION
 t2 calculate: 70 + 35 < 90 is false (105 is more than 90)
@@ -133,7 +133,7 @@ Write step 5. Record the result. Reply if the request is answered, else go on wi
 
 Example 5: as example 4, but the fee in t1 is 10
 Write step 3. Record the facts that bear on the request, and calculate with them.
-{"state_focus":[],"state_delta":[{"op":"add","type":"attribute","id":"n3","refs":[{"relation":"derives","target":"n2"},{"relation":"derives","target":"n1"}],"evidence":["t1"],"summary":"Changing from gym P to gym Q costs 70 plus a fee of 10 for cancelling; gym P costs 90"}],"tool_calls":[{"name":"calculate","arguments":{"expression":"70 + 10 < 90"}}],"assistant_message":""}
+{"state_focus":[],"state_delta":[{"op":"add","type":"knowledge","id":"n3","refs":[{"relation":"derives","target":"n2"},{"relation":"derives","target":"n1"}],"evidence":["t1"],"summary":"Changing from gym P to gym Q costs 70 plus a fee of 10 for cancelling; gym P costs 90"}],"tool_calls":[{"name":"calculate","arguments":{"expression":"70 + 10 < 90"}}],"assistant_message":""}
 OBSERVATION
 t2 calculate: 70 + 10 < 90 is true (80 is less than 90)
 Write step 4. Record the result. Reply if the request is answered, else go on with it.
