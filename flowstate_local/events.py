@@ -4,6 +4,7 @@ One log serves resume, audit, time travel and replay. Events carry ids and diges
 those are content-addressed and stored once.
 """
 
+from collections.abc import Iterable
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, TypeAdapter
@@ -153,3 +154,13 @@ Event = Annotated[
 
 EVENT: TypeAdapter[Event] = TypeAdapter(Event)
 """Parses and dumps one event of any kind."""
+
+
+def rules_refused(events: Iterable[Event]) -> set[str]:
+    """The rules by which anything in these events was refused."""
+    return {
+        refusal.rule
+        for event in events
+        if isinstance(event, DeltaCommitted | Disclosed)
+        for refusal in event.refused
+    }

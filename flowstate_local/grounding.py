@@ -39,11 +39,12 @@ def ungrounded(node: Node, state: ActiveState, reader: Reader) -> list[str]:
     """
     if node.type not in FACTS:
         return []
-    said = numbers_in(_text(node)) - _results(_text(node))
-    for text in _read(node, state, reader):
+    text = _text(node)
+    said = numbers_in(text) - _results(text)
+    for read in _read(node, state, reader):
         if not said:
             break
-        said -= numbers_in(text)
+        said -= numbers_in(read)
     return sorted(said)
 
 
@@ -86,7 +87,7 @@ def _opened(opened: str, reader: Reader) -> Iterator[str]:
 
 
 def _text(node: Node) -> str:
-    return " ".join([node.summary, node.content or "", *(slot.value for slot in node.slots)])
+    return " ".join([node.summary, node.content, *(slot.value for slot in node.slots)])
 
 
 def _results(text: str) -> set[str]:

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from flowstate_local.events import DeltaCommitted, Event, Refusal
+from flowstate_local.events import DeltaCommitted, Event, Refusal, rules_refused
 from flowstate_local.grounding import restates, ungrounded
 from flowstate_local.nodes import NODE_ID, Node, NodeId
 from flowstate_local.protocol import Add, Operation, Remove, Update
@@ -61,12 +61,7 @@ def commit(
 
 def baseless(events: Iterable[Event]) -> bool:
     """Was a fact of this step refused as no fact? Then what the step wanted to do on it must wait."""
-    return any(
-        refusal.rule in ("ungrounded_number", "restates_request")
-        for event in events
-        if isinstance(event, DeltaCommitted)
-        for refusal in event.refused
-    )
+    return not rules_refused(events).isdisjoint(("ungrounded_number", "restates_request"))
 
 
 def _take(op: Operation, draft: _Draft, state: ActiveState, reader: Reader, at: float) -> Refusal | None:
@@ -199,10 +194,12 @@ def _check_new(node: Node, draft: _Draft, state: ActiveState, reader: Reader) ->
 
 def _check_grounds(node: Node, draft: _Draft, state: ActiveState, reader: Reader) -> Refusal | None:
     """Refuse a fact that was made up, or is the request again. What it may say is what this request has read."""
-    if draft.grounded and restates(node, state.text):
+    if not draft.grounded:
+        return None
+    if restates(node, state.text):
         advice = "this is the request again; say what you found"
         return Refusal(subject=node.id, rule="restates_request", advice=advice)
-    missing = ungrounded(node, state, reader) if draft.grounded else []
+    missing = ungrounded(node, state, reader)
     if not missing:
         return None
     sources = [ref.target for ref in node.refs] + list(node.evidence)

@@ -7,7 +7,7 @@ here because a model of 1.5 billion parameters went astray without it (docs/deci
 from collections.abc import Sequence
 
 from flowstate_local import psa
-from flowstate_local.events import DeltaCommitted, Disclosed, Event, ToolFinished
+from flowstate_local.events import DeltaCommitted, Disclosed, Event, ToolFinished, rules_refused
 from flowstate_local.grammar import Defer, StepFacts
 from flowstate_local.index import Index
 from flowstate_local.isu import baseless
@@ -91,8 +91,7 @@ def advice(state: ActiveState, last_step: Sequence[Event]) -> str:
         return "Told to remember: note it. An earlier decision or plan is touched: open it first. Otherwise: call a tool."
     if baseless(last_step):
         return "Take that step again, with what STATE says."
-    added = {node.type for event in last_step if isinstance(event, DeltaCommitted) for node in event.added}
-    if "judgement" in added and not _last_was_effect(state):
+    if "judgement" in _types_added(last_step) and not _last_was_effect(state):
         return "What you decided, do it now with a tool."
     return "Reply, if the request is answered."
 
@@ -113,18 +112,16 @@ def _brought_raw(events: Sequence[Event]) -> bool:
 
 def _repeated_itself(events: Sequence[Event]) -> bool:
     """Was a call refused because the model had just made it? Then it has nothing left to do."""
-    return any(
-        refusal.rule == "repeated_call"
-        for event in events
-        if isinstance(event, Disclosed)
-        for refusal in event.refused
-    )
+    return "repeated_call" in rules_refused(events)
+
+
+def _types_added(events: Sequence[Event]) -> set[str]:
+    return {node.type for event in events if isinstance(event, DeltaCommitted) for node in event.added}
 
 
 def _unrecorded_effect(state: ActiveState, events: Sequence[Event]) -> bool:
     """Did a tool change the world without a judgement beside its call that says so?"""
-    added = [node for event in events if isinstance(event, DeltaCommitted) for node in event.added]
-    if any(node.type == "judgement" for node in added):
+    if "judgement" in _types_added(events):
         return False
     return any(isinstance(event, ToolFinished) and _is_effect(event, state) for event in events)
 
