@@ -3,7 +3,10 @@
     FlowStateError
     ├─ UsageError        the caller's mistake; never retryable
     │  ├─ UnknownModel     no catalogue entry, hub id or folder of that name
-    │  └─ BadSpaceName     a space name that no store accepts
+    │  ├─ BadSpaceName     a space name that no store accepts
+    │  ├─ UnknownTask      no task, step or version of that name or number
+    │  ├─ WorkflowError    a workflow that can't run: names file, line and step
+    │  └─ IllegalTransition  what was asked of a task can't follow on where it stands
     ├─ EngineError       the model did not answer as asked
     │  ├─ EngineUnavailable  not installed, not started, not reachable (retryable)
     │  ├─ PromptTooLong      the prompt leaves no room for a step in the model's window
@@ -16,7 +19,7 @@
     ├─ StoreError        the repository could not do what was asked
     │  ├─ ConflictError      another writer was first (retryable)
     │  ├─ StoreFull          the commit did not fit; nothing was written
-    │  ├─ StoreBusy          another process runs a request in this space (retryable)
+    │  ├─ StoreBusy          another process runs a request in this space, or the task (retryable)
     │  ├─ UnknownVersion     written by a newer release
     │  └─ CorruptValue       bytes that no longer match their hash or form
     └─ ToolError         kind, message and retryable as the tool reported them
@@ -51,6 +54,30 @@ class BadSpaceName(UsageError):
     """The name of a space is empty, too long, or holds a character no store accepts."""
 
     hint = "Use 1 to 200 bytes of UTF-8 without '/', NUL or control characters."
+
+
+class UnknownTask(UsageError):
+    """There's no such task, step or version."""
+
+    hint = "`flowstate task ls` lists the tasks, `flowstate task show ID` the steps and versions of one."
+
+
+class WorkflowError(UsageError):
+    """A workflow that can't run.
+
+    Attributes:
+        line: where in the file, from 1; 0 if it didn't come from a file.
+        step: the step it is about, or "".
+    """
+
+    def __init__(self, message: str, *, line: int = 0, step: str = "", hint: str | None = None) -> None:
+        super().__init__(message, hint=hint)
+        self.line = line
+        self.step = step
+
+
+class IllegalTransition(UsageError):
+    """What was asked of a task can't follow on where it stands; nothing was written."""
 
 
 class EngineError(FlowStateError):

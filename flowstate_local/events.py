@@ -25,6 +25,14 @@ class _Event(Frozen):
     schema_version: int = SCHEMA_VERSION
 
 
+class Cause(Frozen):
+    """The task step that asked for a request."""
+
+    task: str
+    step: str
+    idempotency_key: str
+
+
 class RequestStarted(_Event):
     """A request was accepted; from now on a crash leaves something to resume."""
 
@@ -39,6 +47,8 @@ class RequestStarted(_Event):
     """Number of the first node id free for this request."""
     first_evidence: int = 1
     """Number of the first evidence id free for this request."""
+    cause: Cause | None = None
+    """The task step that asked, if one did."""
 
 
 class StepStarted(_Event):

@@ -27,6 +27,7 @@ from flowstate_local.decision import decide, observe, parse, read_reply
 from flowstate_local.engines.base import Engine, complete
 from flowstate_local.errors import PromptTooLong, StoreBusy, UsageError
 from flowstate_local.events import (
+    Cause,
     DeltaCommitted,
     Disclosed,
     Event,
@@ -172,13 +173,21 @@ class Agent:
         self._clock = clock
         self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
 
-    async def run(self, text: str, *, space: str = "default", date: str | None = None) -> RequestResult:
+    async def run(
+        self,
+        text: str,
+        *,
+        space: str = "default",
+        date: str | None = None,
+        cause: Cause | None = None,
+    ) -> RequestResult:
         """Run one request to its end.
 
         Args:
             text: what to do.
             space: the memory to use; a new name begins a new one.
             date: today's date as the model should see it (any text), or None.
+            cause: the task step that asks, if one does; kept with the request and told to its tools.
 
         Raises:
             UsageError: the request is empty, or the space's name is bad.
@@ -206,6 +215,7 @@ class Agent:
                 space_version=head.version,
                 first_node=head.nodes + 1,
                 first_evidence=head.evidence + 1,
+                cause=cause,
             )
             run = self._open(space, head, [started], first_seq=head.seq + 1)
             self._check_room(run)
@@ -365,6 +375,8 @@ class Agent:
             space=run.space,
             request=started.request,
             evidence=started.evidence,
+            task=run.state.cause.task if run.state.cause else "",
+            step=run.state.cause.step if run.state.cause else "",
         )
         result = await self.toolbox.run(ToolCall(name=started.name, arguments=started.arguments), context)
         return self._finished(started, result), result.raw

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from flowstate_local.events import (
+    Cause,
     DeltaCommitted,
     Disclosed,
     Event,
@@ -40,6 +41,7 @@ class ActiveState:
     request: RequestId = RequestId("r0")
     text: str = ""
     date: str | None = None
+    cause: Cause | None = None
     step: int = 0
     """The step that was begun last."""
     own: dict[NodeId, Node] = field(default_factory=dict)
@@ -61,6 +63,7 @@ class ActiveState:
         """Take one event in. Events must come in the order of the log."""
         if isinstance(event, RequestStarted):
             self.request, self.text, self.date = event.request, event.text, event.date
+            self.cause = event.cause
             self.next_node, self.next_evidence = event.first_node, event.first_evidence
         elif isinstance(event, StepStarted):
             self.step = event.step

@@ -24,7 +24,7 @@ from datetime import time as clock_time
 from decimal import Decimal
 from enum import Enum
 from pathlib import PurePath
-from typing import Any, cast, overload
+from typing import Any, Literal, cast, overload
 from uuid import UUID
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
@@ -57,7 +57,11 @@ class ToolContext:
     space: str = ""
     request: RequestId = RequestId("")
     evidence: EvidenceId = EvidenceId("")
-    """The id under which the raw result will be kept."""
+    """The id under which the raw result will be kept, if a request called."""
+    task: str = ""
+    """The task that called, or on whose behalf the request runs."""
+    step: str = ""
+    """The step of that task."""
 
 
 @dataclass(frozen=True)
@@ -67,6 +71,8 @@ class ToolResult:
     raw: bytes
     failure: ToolFailure | None
     duration_s: float
+    form: Literal["json", "text", "bytes"] = "text"
+    """What `raw` was made from: text and bytes are as the tool returned them, anything else became JSON."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -424,13 +430,14 @@ class Toolbox(Sequence[Tool]):
         """
         started = time.monotonic()
         try:
-            raw, failure = await self._outcome(call, context), None
+            value = await self._outcome(call, context)
+            return ToolResult(serialise(value), None, time.monotonic() - started, form_of(value))
         except ToolError as error:
             raw = str(error).encode("utf-8", "backslashreplace")
             failure = ToolFailure(kind=error.kind, message=raw.decode(), retryable=error.retryable)
-        return ToolResult(raw, failure, time.monotonic() - started)
+            return ToolResult(raw, failure, time.monotonic() - started)
 
-    async def _outcome(self, call: ToolCall, context: ToolContext | None) -> bytes:
+    async def _outcome(self, call: ToolCall, context: ToolContext | None) -> Any:
         chosen = self._tools.get(call.name)
         if chosen is None:
             known = ", ".join(self._tools) or "none"
@@ -441,7 +448,7 @@ class Toolbox(Sequence[Tool]):
             work = asyncio.ensure_future(_guarded(chosen.function, arguments))
         else:
             work = _in_thread(chosen.function, arguments)
-        return serialise(await _within(work, chosen))
+        return await _within(work, chosen)
 
 
 def _where(function: Callable[..., Any]) -> str:
@@ -521,6 +528,13 @@ def _forget(work: asyncio.Future[Any]) -> None:
 def canonical_json(value: Any) -> str:
     """One text per value: sorted keys, no blanks, characters as themselves."""
     return json.dumps(value, ensure_ascii=False, sort_keys=True, separators=(",", ":"), allow_nan=False)
+
+
+def form_of(value: Any) -> Literal["json", "text", "bytes"]:
+    """What `serialise` makes of a value."""
+    if isinstance(value, (bytes, bytearray, memoryview)):
+        return "bytes"
+    return "text" if isinstance(value, str) else "json"
 
 
 def serialise(value: Any) -> bytes:

@@ -9,10 +9,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from flowstate_local.errors import BadSpaceName
+from flowstate_local.errors import BadSpaceName, UsageError
 from flowstate_local.events import Event
-from flowstate_local.nodes import Node, RequestId
+from flowstate_local.nodes import Frozen, Node, RequestId
 from flowstate_local.repository import EvidenceRecord, Reader, RequestRecord
+from flowstate_local.task_events import TASK_ID, TaskEvent, TaskId, TaskRecord, TaskStatus
 
 MAX_SPACE_BYTES = 200
 
@@ -33,6 +34,16 @@ def check_space_name(name: str) -> str:
         if character == "/" or ord(character) < 32 or ord(character) == 127:
             raise BadSpaceName(f"space name {name!r} holds {character!r}")
     return name
+
+
+def check_task_id(task: str) -> TaskId:
+    """Return `task` if it can be the id of a task. Raises UsageError."""
+    if not TASK_ID.fullmatch(task):
+        raise UsageError(
+            f"{task!r} can't be a task id",
+            hint="Use 1 to 64 of a-z 0-9 _ . - and begin with a letter or digit.",
+        )
+    return TaskId(task)
 
 
 def digest(raw: bytes) -> str:
@@ -74,6 +85,45 @@ class FinishedRequest:
     """The last events of the request, RequestFinished at the end."""
     index_floor: int
     """New value of `Head.index_floor`."""
+
+
+@dataclass(frozen=True)
+class TaskHead:
+    """Where the log of a task stands. An unknown task has the default head."""
+
+    seq: int = 0
+    """Sequence number of its last event: the version that writers name."""
+    floor: int = 0
+    """Events up to this number were compacted away; a snapshot of the same number stands for them."""
+    snapshot: int = 0
+    """Sequence number of the newest snapshot; 0 if there is none."""
+
+
+class Lease(Frozen):
+    """Who works on a task. Only advice: what keeps two workers apart in the end is the version of the task."""
+
+    token: str
+    """Unique per worker."""
+    name: str = ""
+    """For people."""
+    pid: int = 0
+    process_started: str = ""
+    """Tells a process from a later one of the same number, where the system says it."""
+    expires_at: float
+    """Seconds since the epoch; renewed while the worker lives."""
+
+
+@dataclass(frozen=True)
+class TaskQuery:
+    """Which tasks to list; None asks for any."""
+
+    space: str | None = None
+    owner: str | None = None
+    status: TaskStatus | None = None
+    current_step: str | None = None
+    created_from: float | None = None
+    """Seconds since the epoch; inclusive."""
+    created_before: float | None = None
 
 
 @dataclass(frozen=True)
@@ -131,6 +181,69 @@ class Store(Protocol):
 
     def nodes(self, space: str) -> Iterator[Node]:
         """All persisted nodes, by request and order kept."""
+
+    def append_task(
+        self,
+        space: str,
+        events: Sequence[TaskEvent],
+        blobs: Mapping[str, bytes] | None = None,
+        *,
+        expected_seq: int,
+        record: TaskRecord,
+        snapshot: bytes | None = None,
+    ) -> TaskHead:
+        """Append events to the log of one task durably, with what the indices say of it now, all or nothing.
+
+        Args:
+            space: where the task lives; an unknown one begins with it.
+            events: of `record.id`, at least one; a TaskCreated or TaskForked first, and only there.
+            blobs: raw values that the events name, by digest.
+            expected_seq: the version the writer saw; 0 for a new task.
+            record: the task after these events; its `seq` is ignored, the store sets it.
+            snapshot: the whole state after these events, if it's time for one.
+
+        Raises:
+            ConflictError: the log doesn't end at `expected_seq`.
+            StoreFull: no room; nothing was written.
+        """
+
+    def task_head(self, space: str, task: TaskId) -> TaskHead:
+        """Where the log of a task stands; the default head if it's unknown."""
+
+    def task_events(
+        self, space: str, task: TaskId, *, after: int = 0, upto: int | None = None
+    ) -> Iterator[TaskEvent]:
+        """Events of a task with after < seq <= upto, in order. Raises CorruptValue, UnknownVersion.
+
+        Raises:
+            UsageError: events after `after` were compacted away.
+        """
+
+    def snapshot(self, space: str, task: TaskId, *, upto: int | None = None) -> tuple[int, bytes] | None:
+        """The newest snapshot of a task that is not newer than `upto`, with its seq. Raises CorruptValue."""
+
+    def task(self, space: str, task: TaskId) -> TaskRecord | None:
+        """What the indices hold of one task."""
+
+    def tasks(self, query: TaskQuery) -> Iterator[TaskRecord]:
+        """Tasks by time of creation, the oldest first, by an index on what the query names."""
+
+    def lease(self, space: str, task: TaskId) -> Lease | None:
+        """Who works on a task, as last written."""
+
+    def set_lease(self, space: str, task: TaskId, lease: Lease | None, *, replacing: str) -> None:
+        """Put `lease` (or none) in the place of the one with the token `replacing` ("" for none).
+
+        Raises:
+            ConflictError: another lease is there.
+        """
+
+    def compact_task(self, space: str, task: TaskId, *, upto: int) -> TaskHead:
+        """Delete the events up to `upto`, for which a snapshot of that number stands, and older snapshots.
+
+        Raises:
+            UsageError: there's no snapshot of that number.
+        """
 
     def verify(self, space: str) -> list[Fault]:
         """Recompute every hash, resolve every ref and evidence id, check the log for gaps. [] means whole."""

@@ -16,6 +16,7 @@ from pydantic_core import PydanticSerializationError
 from flowstate_local.errors import CorruptValue, StoreError, UnknownVersion, UsageError
 from flowstate_local.events import EVENT, SCHEMA_VERSION, Event
 from flowstate_local.nodes import Frozen, Node
+from flowstate_local.task_events import TASK_EVENT, TaskEvent
 
 PLAIN, ZLIB = 1, 2
 CHECKSUM_BYTES = 16
@@ -31,7 +32,7 @@ V = TypeVar("V", bound=Frozen)
 Migration = Callable[[dict[str, Any]], dict[str, Any]]
 
 EVENT_MIGRATIONS: dict[int, Migration] = {}
-"""Version n -> the function that turns a dict of version n into one of version n + 1."""
+"""Version n -> the function that turns a dict of version n into one of version n + 1. Events of tasks, too."""
 NODE_MIGRATIONS: dict[int, Migration] = {}
 NODE_VERSION: int = Node.model_fields["schema_version"].default
 
@@ -86,7 +87,7 @@ def dump(value: Frozen) -> bytes:
         raise UsageError(f"{type(value).__name__} can't be written as JSON: {error}") from error
 
 
-def dump_events(events: Sequence[Event], after: int) -> list[bytes]:
+def dump_events(events: Sequence[Event] | Sequence[TaskEvent], after: int) -> list[bytes]:
     """The events as `dump` writes them, numbered as they will stand behind event number `after`. Raises UsageError."""
     dumped = []
     for seq, event in enumerate(events, start=after + 1):
@@ -123,6 +124,15 @@ def load_event(body: bytes, subject: str) -> Event:
         return EVENT.validate_python(fields)
     except ValidationError as error:
         raise CorruptValue(f"{subject}: not an event: {_first(error)}") from error
+
+
+def load_task_event(body: bytes, subject: str) -> TaskEvent:
+    """Read back an event of a task, migrated. Raises CorruptValue, UnknownVersion."""
+    fields = _migrate(_mapping(body, subject), EVENT_MIGRATIONS, SCHEMA_VERSION, subject)
+    try:
+        return TASK_EVENT.validate_python(fields)
+    except ValidationError as error:
+        raise CorruptValue(f"{subject}: not an event of a task: {_first(error)}") from error
 
 
 def outcome(read: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T | StoreError:

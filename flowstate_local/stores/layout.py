@@ -26,6 +26,11 @@ TABLES = (
     "requests",
     "blobs",
     "citations",
+    "tasks",
+    "task_events",
+    "task_snapshots",
+    "task_index",
+    "leases",
 )
 
 
@@ -35,8 +40,13 @@ class Put:
 
     table: str
     key: bytes
-    packed: tuple[int, bytes]
-    """Format and body, as `codec.pack` returns them."""
+    packed: tuple[int, bytes] | None
+    """Format and body, as `codec.pack` returns them; None deletes the key."""
+
+    @property
+    def size_bytes(self) -> int:
+        """Of key and body."""
+        return len(self.key) + (len(self.packed[1]) if self.packed else 0)
 
 
 def u64(number: int) -> bytes:
@@ -47,6 +57,11 @@ def u64(number: int) -> bytes:
 def number_of(key: bytes) -> int:
     """The number behind the space in a key."""
     return int.from_bytes(key[8:16], "big")
+
+
+def last_number_of(key: bytes) -> int:
+    """The number at the end of a key."""
+    return int.from_bytes(key[-8:], "big")
 
 
 def digest_bytes(key: str) -> bytes | None:

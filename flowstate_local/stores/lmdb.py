@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 import lmdb
 
@@ -39,13 +39,24 @@ from flowstate_local.nodes import (
     RequestId,
 )
 from flowstate_local.repository import EvidenceRecord, Reader, RequestRecord
-from flowstate_local.stores import codec, layout, rules, verification
-from flowstate_local.stores.base import Fault, FinishedRequest, Head, check_space_name, digest
+from flowstate_local.stores import codec, layout, rules, task_layout, task_rules, verification
+from flowstate_local.stores.base import (
+    Fault,
+    FinishedRequest,
+    Head,
+    Lease,
+    TaskHead,
+    TaskQuery,
+    check_space_name,
+    check_task_id,
+    digest,
+)
 from flowstate_local.stores.gate import Gate
 from flowstate_local.stores.group_commit import GroupCommit, Member
+from flowstate_local.task_events import TaskEvent, TaskId, TaskRecord
 
-SCHEMA_VERSION = 1
-"""Of the tables and keys; values carry their own."""
+SCHEMA_VERSION = 2
+"""Of the tables and keys; values carry their own. Version 2 has the tables of tasks; they are added on opening."""
 DEFAULT_MAP_SIZE = 64 * 2**30
 """Bytes of address space, not of disk."""
 _BATCH_RECORDS = 256
@@ -57,11 +68,12 @@ Txn: TypeAlias = Any
 """A transaction of py-lmdb, which has no types."""
 
 
-Plan: TypeAlias = Callable[[Txn], tuple[Head, list[layout.Put]]]
+Plan: TypeAlias = Callable[[Txn], tuple[Any, list[layout.Put]]]
+"""What a commit returns to its caller, and what it writes."""
 
 
 @dataclass
-class _Commit(Member[Head]):
+class _Commit(Member[Any]):
     """One caller's part of a group commit."""
 
     plan: Plan
@@ -150,7 +162,7 @@ class LmdbStore:
             puts += view.blob_puts(prefix, packed_blobs)
             return head, [*puts, layout.head_put(prefix, head)]
 
-        return self._commit(plan)
+        return cast(Head, self._commit(plan))
 
     def persist(self, space: str, done: FinishedRequest, *, expected_version: int, expected_seq: int) -> Head:
         """See `Store.persist`."""
@@ -166,7 +178,7 @@ class LmdbStore:
             puts += layout.event_puts(prefix, packed_events, expected_seq)
             return end.head, [*puts, *layout.request_puts(prefix, end), layout.head_put(prefix, end.head)]
 
-        return self._commit(plan)
+        return cast(Head, self._commit(plan))
 
     def events(self, space: str, *, after: int = 0, upto: int | None = None) -> Iterator[Event]:
         """See `Store.events`. A seq that is missing in between is a CorruptValue, too."""
@@ -226,11 +238,142 @@ class LmdbStore:
             raise UsageError("the store is closed")
         self._env.check_process()
 
-    def _commit(self, plan: Plan) -> Head:
+    def _commit(self, plan: Plan) -> Any:
         self._check_open()
         if self._readonly:
             raise UsageError("the store was opened read-only", hint="Open it with readonly=False.")
         return self._env.commit(plan)
+
+    # --- tasks --------------------------------------------------------------------------------------------
+
+    def append_task(
+        self,
+        space: str,
+        events: Sequence[TaskEvent],
+        blobs: Mapping[str, bytes] | None = None,
+        *,
+        expected_seq: int,
+        record: TaskRecord,
+        snapshot: bytes | None = None,
+    ) -> TaskHead:
+        """See `Store.append_task`."""
+        blobs = blobs or {}
+        check_space_name(space)
+        rules.check_blobs(blobs)
+        packed_events = layout.pack_events(events, expected_seq)
+        packed_blobs = {key: codec.pack(raw) for key, raw in blobs.items()}
+        packed_snapshot = None if snapshot is None else codec.pack(snapshot)
+
+        def plan(txn: Txn) -> tuple[TaskHead, list[layout.Put]]:
+            view = _View(self._env, txn, space)
+            head, after = task_rules.plan_append(
+                view,
+                events,
+                blobs,
+                expected_seq=expected_seq,
+                record=record,
+                with_snapshot=snapshot is not None,
+            )
+            prefix, puts = view.prefix_or_new()
+            puts += view.blob_puts(prefix, packed_blobs)
+            puts += task_layout.event_puts(prefix, record.id, packed_events, expected_seq)
+            puts += task_layout.record_puts(prefix, head, view.task(record.id), after)
+            if packed_snapshot is not None:
+                puts.append(task_layout.snapshot_put(prefix, record.id, head.seq, packed_snapshot))
+            return head, puts
+
+        return cast(TaskHead, self._commit(plan))
+
+    def task_head(self, space: str, task: TaskId) -> TaskHead:
+        """See `Store.task_head`."""
+        with self._view(space) as view:
+            return view.task_head(check_task_id(task))
+
+    def task_events(
+        self, space: str, task: TaskId, *, after: int = 0, upto: int | None = None
+    ) -> Iterator[TaskEvent]:
+        """See `Store.task_events`."""
+        with self._view(space) as view:
+            prefix, head = view.prefix, view.task_head(check_task_id(task))
+        task_rules.check_not_compacted(task, head, after)
+        return self._read_task_events(prefix, task, max(after, 0), upto)
+
+    def snapshot(self, space: str, task: TaskId, *, upto: int | None = None) -> tuple[int, bytes] | None:
+        """See `Store.snapshot`."""
+        with self._view(space) as view:
+            if view.prefix is None:
+                return None
+            found = view.last_of("task_snapshots", *task_layout.span(view.prefix, check_task_id(task), upto))
+        return None if found is None else task_layout.decode_snapshot(*found)
+
+    def task(self, space: str, task: TaskId) -> TaskRecord | None:
+        """See `Store.task`."""
+        with self._view(space) as view:
+            return view.task(check_task_id(task))
+
+    def tasks(self, query: TaskQuery) -> Iterator[TaskRecord]:
+        """See `Store.tasks`."""
+        start, prefix = task_layout.index_range(query)
+        for key, _ in self._scan("task_index", start, prefix):
+            if task_layout.is_past(key, prefix, query):
+                return
+            with self._env.reading() as txn:
+                found = txn.get(task_layout.task_key(key), db=self._env.tables["tasks"])
+            record = None if found is None else task_layout.decode(task_layout.task_key(key), found)[1]
+            if record is not None and task_rules.fits(record, query):
+                yield record
+
+    def lease(self, space: str, task: TaskId) -> Lease | None:
+        """See `Store.lease`."""
+        with self._view(space) as view:
+            return view.lease(check_task_id(task))
+
+    def set_lease(self, space: str, task: TaskId, lease: Lease | None, *, replacing: str) -> None:
+        """See `Store.set_lease`."""
+
+        def plan(txn: Txn) -> tuple[bool, list[layout.Put]]:
+            view = _View(self._env, txn, space)
+            task_rules.check_lease(task, view.lease(check_task_id(task)), replacing)
+            prefix, puts = view.prefix_or_new()
+            return True, [*puts, task_layout.lease_put(prefix, task, lease)]
+
+        check_space_name(space)
+        self._commit(plan)
+
+    def compact_task(self, space: str, task: TaskId, *, upto: int) -> TaskHead:
+        """See `Store.compact_task`."""
+
+        def plan(txn: Txn) -> tuple[TaskHead, list[layout.Put]]:
+            view = _View(self._env, txn, space)
+            head = task_rules.plan_compaction(view, task, upto)
+            record = view.task(task)
+            assert view.prefix is not None and record is not None  # or it had no snapshot
+            puts = [
+                layout.Put(table, key, None)
+                for table, last in (("task_events", upto), ("task_snapshots", upto - 1))
+                for key in view.keys_of(table, *task_layout.span(view.prefix, task, last))
+            ]
+            after = record.model_copy(update={"archived": True})
+            return head, [*puts, *task_layout.record_puts(view.prefix, head, record, after)]
+
+        check_space_name(space)
+        check_task_id(task)
+        return cast(TaskHead, self._commit(plan))
+
+    def _read_task_events(
+        self, prefix: bytes | None, task: TaskId, after: int, upto: int | None
+    ) -> Iterator[TaskEvent]:
+        if prefix is None:
+            return
+        start, stop = task_layout.span(prefix, task, upto, first=after + 1)
+        expected = after + 1
+        for key, value in self._scan("task_events", start, start[:-8]):
+            if key > stop:
+                return
+            if layout.last_number_of(key) != expected:
+                raise CorruptValue(f"event seq {expected} of task {task}: missing from the log")
+            yield task_layout.decode_event(key, value)
+            expected += 1
 
     @contextmanager
     def _view(self, space: str) -> Iterator["_View"]:
@@ -398,6 +541,45 @@ class _View:
         raw_key = layout.digest_bytes(key)
         return raw_key is not None and self.get("citations", raw_key) is not None
 
+    def task_head(self, task: TaskId) -> TaskHead:
+        value = self.get("tasks", task.encode())
+        if value is None or self.prefix is None:
+            return TaskHead()
+        return task_layout.decode(self.prefix + task.encode(), value)[0]
+
+    def task(self, task: TaskId) -> TaskRecord | None:
+        value = self.get("tasks", task.encode())
+        if value is None or self.prefix is None:
+            return None
+        return task_layout.decode(self.prefix + task.encode(), value)[1]
+
+    def has_snapshot(self, task: TaskId, seq: int) -> bool:
+        return self.get("task_snapshots", task_layout.suffix(task, seq)) is not None
+
+    def lease(self, task: TaskId) -> Lease | None:
+        value = self.get("leases", task.encode())
+        if value is None or self.prefix is None:
+            return None
+        return task_layout.decode_lease(self.prefix + task.encode(), value)
+
+    def last_of(self, table: str, start: bytes, stop: bytes) -> tuple[bytes, bytes] | None:
+        """The pair with the highest key from `start` to `stop`, both included."""
+        cursor = self._txn.cursor(self._tables[table])
+        there = cursor.set_range(stop)
+        if not (there and cursor.key() == stop):
+            there = cursor.prev() if there else cursor.last()
+        return cursor.item() if there and start <= cursor.key() <= stop else None
+
+    def keys_of(self, table: str, start: bytes, stop: bytes) -> list[bytes]:
+        """The keys from `start` to `stop`, both included."""
+        cursor = self._txn.cursor(self._tables[table])
+        keys = []
+        there = cursor.set_range(start)
+        while there and cursor.key() <= stop:
+            keys.append(cursor.key())
+            there = cursor.next()
+        return keys
+
     def prefix_or_new(self) -> tuple[bytes, list[layout.Put]]:
         """The number of the space, and what enters it into the store if it is new."""
         if self.prefix is not None:
@@ -496,11 +678,10 @@ class _Environment:
         with self._gate.alone():
             self.lmdb_env.close()
 
-    def commit(self, plan: Plan) -> Head:
+    def commit(self, plan: Plan) -> Any:
         """Commit with all that wait at the same time: one transaction, one sync; each fails for itself."""
         self.check_process()
-        head: Head = self._group.commit(_Commit(plan))
-        return head
+        return self._group.commit(_Commit(plan))
 
     def _write(self, group: Sequence[_Commit]) -> None:
         with _translated(self.folder):
@@ -526,9 +707,12 @@ class _Environment:
         except FlowStateError as error:
             member.error = error
             return
-        member.size_bytes = sum(len(put.key) + len(put.packed[1]) for put in puts)
+        member.size_bytes = sum(put.size_bytes for put in puts)
         for put in puts:
-            txn.put(put.key, codec.seal(put.table, put.key, put.packed), db=self.tables[put.table])
+            if put.packed is None:
+                txn.delete(put.key, db=self.tables[put.table])
+            else:
+                txn.put(put.key, codec.seal(put.table, put.key, put.packed), db=self.tables[put.table])
         member.result = head
 
     def _grow(self, size_bytes: int) -> None:
@@ -613,7 +797,7 @@ def _new_environment(folder: Path, map_size: int, readonly: bool) -> _Environmen
         str(folder),
         lib_version=0,  # data that other programs read, too: the format of LMDB 0.9
         map_size=map_size,
-        max_dbs=16,
+        max_dbs=24,
         max_readers=2048,
         mode=0o600,
         readonly=readonly,
@@ -668,11 +852,16 @@ def _foreign(folder: Path) -> StoreError:
 
 def _open_tables(lmdb_env: Any, readonly: bool) -> dict[str, Any]:
     if readonly:
-        return {name: lmdb_env.open_db(name.encode(), create=False) for name in layout.TABLES}
+        with suppress(lmdb.NotFoundError):
+            return {name: lmdb_env.open_db(name.encode(), create=False) for name in layout.TABLES}
+        raise StoreError(
+            "the store was made by an older release and lacks some tables",
+            hint="Open it once for writing; that adds them.",
+        )
     with lmdb_env.begin(write=True) as txn:
         tables = {name: lmdb_env.open_db(name.encode(), txn=txn) for name in layout.TABLES}
         version = codec.seal("meta", b"schema_version", codec.pack(str(SCHEMA_VERSION).encode()))
-        txn.put(b"schema_version", version, db=tables["meta"], overwrite=False)
+        txn.put(b"schema_version", version, db=tables["meta"])
     return tables
 
 

@@ -11,8 +11,19 @@ from flowstate_local.errors import CorruptValue, StoreError, UsageError
 from flowstate_local.events import Event
 from flowstate_local.nodes import EvidenceId, IndexLine, Node, NodeId, RequestId, request_number
 from flowstate_local.repository import EvidenceRecord, Reader, RequestRecord
-from flowstate_local.stores import codec, rules, verification
-from flowstate_local.stores.base import Fault, FinishedRequest, Head, check_space_name, digest
+from flowstate_local.stores import codec, rules, task_rules, verification
+from flowstate_local.stores.base import (
+    Fault,
+    FinishedRequest,
+    Head,
+    Lease,
+    TaskHead,
+    TaskQuery,
+    check_space_name,
+    check_task_id,
+    digest,
+)
+from flowstate_local.task_events import TaskEvent, TaskId, TaskRecord
 
 
 class MemoryStore:
@@ -26,7 +37,7 @@ class MemoryStore:
     def spaces(self) -> list[str]:
         """See `Store.spaces`."""
         self._check_open()
-        return sorted(name for name, space in list(self._spaces.items()) if space.events)
+        return sorted(name for name, space in list(self._spaces.items()) if space.events or space.tasks)
 
     def head(self, space: str) -> Head:
         """See `Store.head`."""
@@ -93,6 +104,97 @@ class MemoryStore:
         """See `Store.nodes`."""
         return self._space(space).read_nodes()
 
+    def append_task(
+        self,
+        space: str,
+        events: Sequence[TaskEvent],
+        blobs: Mapping[str, bytes] | None = None,
+        *,
+        expected_seq: int,
+        record: TaskRecord,
+        snapshot: bytes | None = None,
+    ) -> TaskHead:
+        """See `Store.append_task`."""
+        blobs = blobs or {}
+        rules.check_blobs(blobs)
+        with self._lock:
+            current = self._space(space)
+            head, after = task_rules.plan_append(
+                current,
+                events,
+                blobs,
+                expected_seq=expected_seq,
+                record=record,
+                with_snapshot=snapshot is not None,
+            )
+            written = codec.dump_events(events, expected_seq)
+            body = codec.dump(after)
+            # Nothing below can fail, so the append is whole or absent.
+            task = current.tasks.setdefault(record.id, _Task())
+            current.blobs.update(blobs)
+            task.events.update(enumerate(written, start=expected_seq + 1))
+            task.head, task.record = head, body
+            if snapshot is not None:
+                task.snapshots[head.seq] = snapshot
+            self._spaces[space] = current
+        return head
+
+    def task_head(self, space: str, task: TaskId) -> TaskHead:
+        """See `Store.task_head`."""
+        return self._space(space).task_head(check_task_id(task))
+
+    def task_events(
+        self, space: str, task: TaskId, *, after: int = 0, upto: int | None = None
+    ) -> Iterator[TaskEvent]:
+        """See `Store.task_events`."""
+        found = self._space(space).tasks.get(check_task_id(task)) or _Task()
+        task_rules.check_not_compacted(task, found.head, after)
+        return found.read_events(task, max(after, 0), upto)
+
+    def snapshot(self, space: str, task: TaskId, *, upto: int | None = None) -> tuple[int, bytes] | None:
+        """See `Store.snapshot`."""
+        found = self._space(space).tasks.get(check_task_id(task)) or _Task()
+        seqs = [seq for seq in list(found.snapshots) if upto is None or seq <= upto]
+        return (max(seqs), found.snapshots[max(seqs)]) if seqs else None
+
+    def task(self, space: str, task: TaskId) -> TaskRecord | None:
+        """See `Store.task`."""
+        return self._space(space).task(check_task_id(task))
+
+    def tasks(self, query: TaskQuery) -> Iterator[TaskRecord]:
+        """See `Store.tasks`."""
+        self._check_open()
+        records = [r for space in list(self._spaces.values()) for r in space.read_tasks()]
+        records.sort(key=lambda record: (record.created_at, record.space, record.id))
+        return (record for record in records if task_rules.fits(record, query))
+
+    def lease(self, space: str, task: TaskId) -> Lease | None:
+        """See `Store.lease`."""
+        return self._space(space).leases.get(check_task_id(task))
+
+    def set_lease(self, space: str, task: TaskId, lease: Lease | None, *, replacing: str) -> None:
+        """See `Store.set_lease`."""
+        with self._lock:
+            current = self._space(space)
+            task_rules.check_lease(task, current.leases.get(check_task_id(task)), replacing)
+            if lease is None:
+                current.leases.pop(task, None)
+            else:
+                current.leases[task] = lease
+                self._spaces[space] = current
+
+    def compact_task(self, space: str, task: TaskId, *, upto: int) -> TaskHead:
+        """See `Store.compact_task`."""
+        with self._lock:
+            current = self._space(space)
+            head = task_rules.plan_compaction(current, check_task_id(task), upto)
+            found = current.tasks[task]
+            found.events = {seq: body for seq, body in found.events.items() if seq > upto}
+            found.snapshots = {seq: body for seq, body in found.snapshots.items() if seq >= upto}
+            record = codec.load(TaskRecord, found.record, f"task {task}")
+            found.head, found.record = head, codec.dump(record.model_copy(update={"archived": True}))
+        return head
+
     def verify(self, space: str) -> list[Fault]:
         """See `Store.verify`."""
         return verification.verify(self._space(space), space)
@@ -112,6 +214,21 @@ class MemoryStore:
         return self._spaces.get(check_space_name(name)) or _Space()
 
 
+class _Task:
+    """One task of a space."""
+
+    def __init__(self) -> None:
+        self.head = TaskHead()
+        self.record = b""
+        self.events: dict[int, bytes] = {}
+        self.snapshots: dict[int, bytes] = {}
+
+    def read_events(self, task: TaskId, after: int, upto: int | None) -> Iterator[TaskEvent]:
+        last = self.head.seq if upto is None else min(upto, self.head.seq)
+        for seq in range(after + 1, last + 1):
+            yield codec.load_task_event(self.events[seq], f"event seq {seq} of task {task}")
+
+
 class _Space:
     """One space; what `rules.View`, `Reader` and `verification.Records` ask of it."""
 
@@ -123,6 +240,24 @@ class _Space:
         self.records: dict[EvidenceId, bytes] = {}
         self.requests: dict[RequestId, bytes] = {}
         self.blobs: dict[str, bytes] = {}
+        self.tasks: dict[TaskId, _Task] = {}
+        self.leases: dict[TaskId, Lease] = {}
+
+    def task_head(self, task: TaskId) -> TaskHead:
+        found = self.tasks.get(task)
+        return found.head if found else TaskHead()
+
+    def has_snapshot(self, task: TaskId, seq: int) -> bool:
+        found = self.tasks.get(task)
+        return found is not None and seq in found.snapshots
+
+    def task(self, task: TaskId) -> TaskRecord | None:
+        found = self.tasks.get(task)
+        return codec.load(TaskRecord, found.record, f"task {task}") if found else None
+
+    def read_tasks(self) -> Iterator[TaskRecord]:
+        for task, found in list(self.tasks.items()):
+            yield codec.load(TaskRecord, found.record, f"task {task}")
 
     def head(self) -> Head:
         return self.stored_head

@@ -1,0 +1,142 @@
+"""Keys and values of tasks on disk: which table, which key, which bytes. Knows no LMDB.
+
+tasks            space, task                          head and record
+task_events      space, task, NUL, seq                event
+task_snapshots   space, task, NUL, seq                the state after that event
+task_index       field, value, NUL, created, space, task   nothing: the key says it all
+leases           space, task                          lease
+"""
+
+import json
+from collections.abc import Iterator, Sequence
+
+from pydantic import ValidationError
+
+from flowstate_local.errors import CorruptValue
+from flowstate_local.stores import codec
+from flowstate_local.stores.base import Lease, TaskHead, TaskQuery
+from flowstate_local.stores.layout import Put, last_number_of, u64
+from flowstate_local.task_events import TaskEvent, TaskId, TaskRecord
+
+MAX_SEQ = 2**63 - 1
+MAX_INDEXED_BYTES = 200
+"""Of an owner's name in a key; a longer one is found by its beginning and then compared."""
+
+
+def suffix(task: TaskId, seq: int) -> bytes:
+    """What follows the space in the key of an event or a snapshot."""
+    return task.encode() + b"\0" + u64(seq)
+
+
+def span(prefix: bytes, task: TaskId, upto: int | None, *, first: int = 0) -> tuple[bytes, bytes]:
+    """First and last key of events or snapshots from `first` to `upto`, both included."""
+    last = MAX_SEQ if upto is None else max(0, min(upto, MAX_SEQ))
+    return prefix + suffix(task, min(first, MAX_SEQ)), prefix + suffix(task, last)
+
+
+def event_puts(prefix: bytes, task: TaskId, packed: Sequence[tuple[int, bytes]], after: int) -> list[Put]:
+    """What adds packed events to the log of a task."""
+    return [
+        Put("task_events", prefix + suffix(task, seq), body)
+        for seq, body in enumerate(packed, start=after + 1)
+    ]
+
+
+def snapshot_put(prefix: bytes, task: TaskId, seq: int, packed: tuple[int, bytes]) -> Put:
+    """What adds a snapshot."""
+    return Put("task_snapshots", prefix + suffix(task, seq), packed)
+
+
+def lease_put(prefix: bytes, task: TaskId, lease: Lease | None) -> Put:
+    """What sets or removes the lease of a task."""
+    return Put("leases", prefix + task.encode(), None if lease is None else codec.pack(codec.dump(lease)))
+
+
+def record_puts(prefix: bytes, head: TaskHead, before: TaskRecord | None, after: TaskRecord) -> list[Put]:
+    """What sets head and record of a task, and moves it in the indices."""
+    value = b'{"head":' + json.dumps(vars(head)).encode() + b',"record":' + codec.dump(after) + b"}"
+    puts = [Put("tasks", prefix + after.id.encode(), codec.pack(value))]
+    old = set() if before is None else set(_index_keys(prefix, before))
+    new = set(_index_keys(prefix, after))
+    puts += [Put("task_index", key, None) for key in sorted(old - new)]
+    return puts + [Put("task_index", key, (codec.PLAIN, b"")) for key in sorted(new - old)]
+
+
+def decode(key: bytes, value: bytes) -> tuple[TaskHead, TaskRecord]:
+    """Head and record of a task from their place. Raises CorruptValue; so do the next three."""
+    subject = f"task {key[8:].decode(errors='replace')}"
+    body = codec.unseal("tasks", key, value, subject)
+    try:
+        fields = json.loads(body)
+        return TaskHead(**fields["head"]), TaskRecord.model_validate(fields["record"])
+    except (ValueError, TypeError, KeyError) as error:
+        raise CorruptValue(f"{subject}: not a task: {error}") from error
+
+
+def decode_event(key: bytes, value: bytes) -> TaskEvent:
+    """An event of a task from its place."""
+    subject = f"event seq {last_number_of(key)} of task {key[8:-9].decode(errors='replace')}"
+    return codec.load_task_event(codec.unseal("task_events", key, value, subject), subject)
+
+
+def decode_snapshot(key: bytes, value: bytes) -> tuple[int, bytes]:
+    """A snapshot from its place, with its seq."""
+    seq = last_number_of(key)
+    subject = f"snapshot {seq} of task {key[8:-9].decode(errors='replace')}"
+    return seq, codec.unseal("task_snapshots", key, value, subject)
+
+
+def decode_lease(key: bytes, value: bytes) -> Lease:
+    """A lease from its place."""
+    subject = f"lease of task {key[8:].decode(errors='replace')}"
+    body = codec.unseal("leases", key, value, subject)
+    try:
+        return Lease.model_validate_json(body)
+    except ValidationError as error:
+        raise CorruptValue(f"{subject}: {error}") from error
+
+
+# --- the indices --------------------------------------------------------------------------------------------------
+
+
+def index_range(query: TaskQuery) -> tuple[bytes, bytes]:
+    """Where in the index to begin for a query, and the prefix all its keys have: the most selective one it names."""
+    if query.current_step is not None:
+        prefix = _field(b"p", query.current_step)
+    elif query.owner is not None:
+        prefix = _field(b"o", query.owner)
+    elif query.status is not None:
+        prefix = _field(b"s", query.status)
+    else:
+        prefix = _field(b"c", "")
+    if query.created_from is not None:
+        return prefix + _micros(query.created_from), prefix
+    return prefix, prefix
+
+
+def is_past(key: bytes, prefix: bytes, query: TaskQuery) -> bool:
+    """Is this key, and are all after it, of tasks created too late?"""
+    limit = query.created_before
+    return limit is not None and key[len(prefix) : len(prefix) + 8] >= _micros(limit)
+
+
+def task_key(index_key: bytes) -> bytes:
+    """The key of the task that an index key points to."""
+    return index_key[index_key.index(b"\0") + 9 :]
+
+
+def _index_keys(prefix: bytes, record: TaskRecord) -> Iterator[bytes]:
+    place = _micros(record.created_at) + prefix + record.id.encode()
+    yield _field(b"o", record.owner) + place
+    yield _field(b"s", record.status) + place
+    yield _field(b"p", record.current_step) + place
+    yield _field(b"c", "") + place
+
+
+def _field(tag: bytes, value: str) -> bytes:
+    # A NUL ends the value, so none may be inside.
+    return tag + value.encode()[:MAX_INDEXED_BYTES].replace(b"\0", b"\x01") + b"\0"
+
+
+def _micros(seconds: float) -> bytes:
+    return u64(max(0, min(int(seconds * 1e6), MAX_SEQ)))

@@ -1,0 +1,218 @@
+"""One task, from where it stands to its end: plan, start, wait, record, again.
+
+    outcomes = steps that ended            executor.py
+    plans    = what to do next             planner.py
+    events   = what follows from both      advance.py
+    append them, at once or not at all     manager.py
+    start what they started
+
+Whatever kills the process, the log holds what was done; `run` goes on from there.
+"""
+
+import asyncio
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from flowstate_local.errors import ConflictError, StoreBusy
+from flowstate_local.stores.base import Lease
+from flowstate_local.task_events import (
+    StepError,
+    StepName,
+    TaskEvent,
+    TaskId,
+    TaskStepStarted,
+    UndoStarted,
+)
+from flowstate_local.task_state import TaskState
+from flowstate_local.tasks import graph, leases
+from flowstate_local.tasks.advance import Draft
+from flowstate_local.tasks.executor import Executor, Outcome
+from flowstate_local.tasks.manager import TaskManager
+from flowstate_local.tasks.planner import Plan, Planner
+
+
+class TaskRun:
+    """Works on one task. Made anew for each run; the log is what counts.
+
+    Args:
+        manager: reads and writes the task.
+        executor: does the steps.
+        planner: decides what is next.
+        stop: once set, nothing new starts.
+        poll_s: seconds between two looks at what others wrote.
+        grace_s: seconds that running steps get to end after `stop`.
+    """
+
+    def __init__(
+        self,
+        manager: TaskManager[Any],
+        executor: Executor,
+        planner: Planner,
+        *,
+        stop: asyncio.Event,
+        poll_s: float = 1.0,
+        grace_s: float = 10.0,
+    ) -> None:
+        self._manager = manager
+        self._executor = executor
+        self._planner = planner
+        self._stop = stop
+        self._poll_s = poll_s
+        self._grace_s = grace_s
+        self._work: dict[asyncio.Task[Outcome], tuple[StepName, str]] = {}
+        self._start_wall = 0.0
+        self._start_mono = 0.0
+
+    async def run(self, task: TaskId, *, name: str = "runner") -> TaskState:
+        """Work on the task until it ends, pauses, or `stop` is set.
+
+        Raises:
+            UnknownTask: there is no such task.
+            StoreBusy: somebody else works on it, or took it over.
+        """
+        manager = self._manager
+        state = manager.get(task)
+        lease = leases.take(
+            manager.store, manager.space, task, name=name, ttl_s=leases.TTL_S, now=manager.clock()
+        )
+        try:
+            state = manager.get(task)
+            self._start_mono, self._start_wall = time.monotonic(), max(manager.clock(), state.updated_at)
+            self._adopt(state)
+            return await self._until_over(state, lease)
+        finally:
+            await self._abandon()
+            leases.drop(manager.store, manager.space, task, lease)
+
+    def now(self) -> float:
+        """Seconds since the epoch, which never go backwards while the task runs, whatever the clock does."""
+        return self._start_wall + time.monotonic() - self._start_mono
+
+    async def _until_over(self, state: TaskState, lease: Lease) -> TaskState:
+        renewed = time.monotonic()
+        outcomes: list[Outcome] = []
+        while True:
+            state = await self._turn(state, outcomes)
+            if not self._work and (state.finished or state.status == "paused" or self._stop.is_set()):
+                return state
+            outcomes = await self._wait(state)
+            if time.monotonic() - renewed > leases.TTL_S / 3:
+                renewed = time.monotonic()
+                lease = self._renew(state.id, lease)
+
+    def _renew(self, task: TaskId, lease: Lease) -> Lease:
+        manager = self._manager
+        try:
+            return leases.renew(
+                manager.store, manager.space, task, lease, ttl_s=leases.TTL_S, now=manager.clock()
+            )
+        except ConflictError as error:
+            raise StoreBusy(f"task {task} was taken over by another worker") from error
+
+    # --- a turn -------------------------------------------------------------------------------------------
+
+    async def _turn(self, state: TaskState, outcomes: Sequence[Outcome]) -> TaskState:
+        """Record what ended, decide what follows, and start it."""
+        if self._planner.slow and outcomes:
+            state = await self._commit(state.id, outcomes, [])
+            outcomes = []
+        plans = await self._plans(state, outcomes)
+        return await self._commit(state.id, outcomes, plans)
+
+    async def _plans(self, state: TaskState, outcomes: Sequence[Outcome]) -> Sequence[Plan]:
+        if self._stop.is_set():
+            return []
+        preview = self._draft(self._manager.get(state.id))
+        preview.settle(outcomes)
+        preview.steer([])
+        after = preview.state
+        if after.status != "running" or after.compensating or after.cancelled:
+            return []
+        return await self._planner.plan(after, preview.now)
+
+    async def _commit(self, task: TaskId, outcomes: Sequence[Outcome], plans: Sequence[Plan]) -> TaskState:
+        blobs: dict[str, bytes] = {}
+        written: list[TaskEvent] = []
+
+        def decide(state: TaskState) -> list[TaskEvent]:
+            draft = self._draft(state)
+            draft.settle(outcomes)
+            if not self._stop.is_set():
+                draft.steer(plans)
+            blobs.update(draft.blobs)
+            written[:] = draft.events
+            return draft.events
+
+        state = await asyncio.to_thread(self._manager.commit, task, decide, blobs)
+        for event in written:
+            if isinstance(event, TaskStepStarted):
+                self._launch(event.step, event.idempotency_key, self._executor.run(state, event.step))
+            elif isinstance(event, UndoStarted):
+                self._launch(event.step, event.idempotency_key, self._executor.undo(state, event.step))
+        return state
+
+    def _draft(self, state: TaskState) -> Draft:
+        reader = self._manager.store.reader(self._manager.space)
+        return Draft(state, self.now(), self._executor, reader)
+
+    # --- work in flight -----------------------------------------------------------------------------------
+
+    def _adopt(self, state: TaskState) -> None:
+        """Take over what a worker that died had under way."""
+        for name, step in state.steps.items():
+            if step.status == "running":
+                self._launch(name, step.idempotency_key, self._executor.recover(state, name))
+            if step.undo == "running":
+                self._launch(name, step.undo_key, self._executor.recover_undo(state, name))
+
+    def _launch(self, step: StepName, key: str, work: Any) -> None:
+        self._work[asyncio.ensure_future(work)] = (step, key)
+
+    async def _wait(self, state: TaskState) -> list[Outcome]:
+        """Until something ends, another try is due, somebody calls stop, or it's time to look around."""
+        if state.cancelled and not state.compensating:
+            for work in self._work:
+                work.cancel()
+        if self._stop.is_set():
+            return await self._wind_up()
+        until = graph.waiting_until(state)
+        timeout = self._poll_s if until is None else min(self._poll_s, max(until - self.now(), 0.0))
+        stopped = asyncio.ensure_future(self._stop.wait())
+        try:
+            await asyncio.wait({*self._work, stopped}, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            stopped.cancel()
+        return self._collect(state)
+
+    async def _wind_up(self) -> list[Outcome]:
+        """Let what runs end; what takes too long is left to whoever resumes the task."""
+        if not self._work:
+            return []
+        done, late = await asyncio.wait(self._work, timeout=self._grace_s)
+        outcomes = [work.result() for work in done]
+        for work in late:
+            work.cancel()
+        self._work = {}
+        return outcomes
+
+    def _collect(self, state: TaskState) -> list[Outcome]:
+        outcomes = []
+        for work in [w for w in self._work if w.done()]:
+            step, key = self._work.pop(work)
+            outcomes.append(_cancelled(state, step, key) if work.cancelled() else work.result())
+        return outcomes
+
+    async def _abandon(self) -> None:
+        for work in self._work:
+            work.cancel()
+        await asyncio.gather(*self._work, return_exceptions=True)
+
+
+def _cancelled(state: TaskState, step: StepName, key: str) -> Outcome:
+    now = state.steps[step]
+    kind = "cancelled" if now.idempotent else "unknown_outcome"
+    message = (
+        "stopped on its way" if now.idempotent else "stopped on its way; whether it took effect is unknown"
+    )
+    return Outcome(step, key, error=StepError(kind=kind, message=message, attempt=now.attempt))
