@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from typing import get_args
 
 from flowstate_local import index as index_module
-from flowstate_local import isu, psa, rails
+from flowstate_local import isu, logs, psa, rails
 from flowstate_local.completion import Completion, Sampling
 from flowstate_local.context import Context, Prompt, serialize
 from flowstate_local.decision import decide, observe, parse, read_reply
@@ -249,8 +249,9 @@ class Agent:
     # --- the step -----------------------------------------------------------------------------------------
 
     async def _steps(self, run: _Run) -> RequestResult:
-        while run.state.finished is None:
-            await self._step(run)
+        with logs.bound(space=run.space, request=run.state.request):
+            while run.state.finished is None:
+                await self._step(run)
         return self._result(run)
 
     async def _step(self, run: _Run) -> None:

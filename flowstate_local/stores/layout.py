@@ -14,6 +14,7 @@ from flowstate_local.nodes import IndexLine, Node
 from flowstate_local.repository import EvidenceRecord, RequestRecord
 from flowstate_local.stores import codec, rules
 from flowstate_local.stores.base import Head
+from flowstate_local.task_events import TaskEvent
 
 TABLES = (
     "meta",
@@ -72,7 +73,7 @@ def digest_bytes(key: str) -> bytes | None:
     return None
 
 
-def pack_events(events: Sequence[Event], after: int) -> list[tuple[int, bytes]]:
+def pack_events(events: Sequence[Event] | Sequence[TaskEvent], after: int) -> list[tuple[int, bytes]]:
     """The events as they are stored behind event number `after`. Raises UsageError."""
     return [codec.pack(body) for body in codec.dump_events(events, after)]
 

@@ -347,7 +347,8 @@ class LmdbStore:
             view = _View(self._env, txn, space)
             head = task_rules.plan_compaction(view, task, upto)
             record = view.task(task)
-            assert view.prefix is not None and record is not None  # or it had no snapshot
+            assert view.prefix is not None  # or it had no snapshot
+            assert record is not None
             puts = [
                 layout.Put(table, key, None)
                 for table, last in (("task_events", upto), ("task_snapshots", upto - 1))

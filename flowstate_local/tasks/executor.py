@@ -106,7 +106,8 @@ class Executor:
     async def undo(self, state: TaskState, step: StepName) -> Outcome:
         """Undo a step that completed; the undoing is recorded as running."""
         spec, now = state.spec(step), state.steps[step]
-        assert spec.undo is not None and now.output is not None
+        assert spec.undo is not None
+        assert now.output is not None
         work = self._use(state, spec, spec.undo, now.undo_key, attempt=now.undo_attempt)
         return await self._guarded(now.undo_key, step, now.undo_attempt, work)
 

@@ -48,7 +48,8 @@ def _pointer(reference: Reference, state: TaskState, reader: Reader) -> Value | 
         return output_of(state, StepName(reference.step))
     if reference.root == "evidence":
         record = reader.evidence(EvidenceId(reference.path[0]))
-        return record and Value(form="text", digest=record.digest, size_bytes=record.size_bytes)
+        if record is not None:
+            return Value(form="text", digest=record.digest, size_bytes=record.size_bytes)
     return None
 
 

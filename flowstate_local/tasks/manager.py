@@ -22,6 +22,7 @@ from flowstate_local.task_events import (
     Parent,
     TaskCreated,
     TaskEvent,
+    TaskForked,
     TaskId,
     TaskLogged,
     TaskRecord,
@@ -125,6 +126,10 @@ class TaskManager(Generic[S]):
             extras=self._plain("extras", dict(extras or {})),
             parent=parent,
         )
+        return self.begin(event)
+
+    def begin(self, event: TaskCreated | TaskForked) -> TaskState:
+        """Start a task's log with its first event. Raises ConflictError if there is a task of that id."""
         return self._append(None, [event], {})
 
     def get(self, task: str) -> TaskState:
@@ -208,6 +213,8 @@ class TaskManager(Generic[S]):
         task: str,
         decide: Callable[[TaskState], Sequence[TaskEvent]],
         blobs: Mapping[str, bytes] | None = None,
+        *,
+        snapshot: bool = False,
     ) -> TaskState:
         """Append what `decide` makes of the newest state; decide again if another writer was first.
 
@@ -215,6 +222,7 @@ class TaskManager(Generic[S]):
             task: the task.
             decide: events for this state, or none. Called again after each lost race, so without effects of its own.
             blobs: values the events may name, by digest.
+            snapshot: whether to make a snapshot now, although it isn't time for one.
 
         Returns:
             The state afterwards.
@@ -230,7 +238,7 @@ class TaskManager(Generic[S]):
             if not events:
                 return state
             try:
-                return self._append(state, events, blobs or {})
+                return self._append(state, events, blobs or {}, snapshot=snapshot)
             except ConflictError:
                 with self._lock:
                     self.conflicts += 1
@@ -299,6 +307,14 @@ class TaskManager(Generic[S]):
 
         return self.commit(task, decide)
 
+    def snapshot(self, task: str) -> TaskState:
+        """Make a snapshot of the newest state now, with a note in the log that says so."""
+        return self.commit(
+            task,
+            lambda state: [TaskLogged(task=state.id, at=self.clock(), message="snapshot")],
+            snapshot=True,
+        )
+
     def set_result(self, task: str, result: Any) -> TaskState:
         """Set what the task hands up. Raises UsageError naming the field that JSON can't hold."""
         blobs: dict[str, bytes] = {}
@@ -350,11 +366,17 @@ class TaskManager(Generic[S]):
     # --- inside -------------------------------------------------------------------------------------------
 
     def _append(
-        self, state: TaskState | None, events: Sequence[TaskEvent], blobs: Mapping[str, bytes]
+        self,
+        state: TaskState | None,
+        events: Sequence[TaskEvent],
+        blobs: Mapping[str, bytes],
+        *,
+        snapshot: bool = False,
     ) -> TaskState:
         after = fold(state, events)
         before = 0 if state is None else state.seq
-        due = after.seq // self._snapshot_every > before // self._snapshot_every or after.finished
+        ended = after.finished and state is not None and not state.finished
+        due = snapshot or ended or after.seq // self._snapshot_every > before // self._snapshot_every
         named = {key: blobs[key] for key in _digests(events) if key in blobs}
         self.store.append_task(
             self.space,

@@ -12,7 +12,7 @@ from flowstate_local.completion import Completion, Sampling, Tokenizer
 from flowstate_local.engines.base import Engine, complete
 from flowstate_local.errors import OutputTruncated, PromptTooLong
 from flowstate_local.plan_grammar import ANSWER_TOKENS, plan_constraint
-from flowstate_local.task_events import PlannedAction, StepName, StepSpec
+from flowstate_local.task_events import AgentAction, PlannedAction, StepName, StepSpec, ToolAction
 from flowstate_local.task_state import TaskState
 from flowstate_local.tasks import graph
 from flowstate_local.tasks.manager import TaskManager
@@ -157,19 +157,21 @@ def workflow_text(state: TaskState) -> str:
 
 
 def _step_text(spec: StepSpec) -> str:
-    action = spec.action
-    what = (
-        spec.title
-        or {
-            "tool": lambda: action.tool,  # type: ignore[union-attr]
-            "agent": lambda: f"ask: {action.request[:80]}",  # type: ignore[union-attr]
-            "task": lambda: f"sub-task {action.workflow.name}",  # type: ignore[union-attr]
-        }[action.kind]()
-    )
     notes = [f"needs {', '.join(spec.needs)}"] if spec.needs else []
     notes += [f"stand-in {spec.fallback}"] if spec.fallback else []
     notes += ["optional"] if spec.optional else []
-    return f"{spec.name}: {what}" + (f" ({'; '.join(notes)})" if notes else "")
+    return f"{spec.name}: {spec.title or _what(spec)}" + (f" ({'; '.join(notes)})" if notes else "")
+
+
+def _what(spec: StepSpec) -> str:
+    action = spec.action
+    if isinstance(action, ToolAction):
+        return action.tool
+    return (
+        f"ask: {action.request[:80]}"
+        if isinstance(action, AgentAction)
+        else f"sub-task {action.workflow.name}"
+    )
 
 
 def ended_lines(state: TaskState, manager: TaskManager[Any]) -> list[str]:

@@ -46,10 +46,7 @@ class Reference:
 def parse(text: str) -> Reference:
     """The reference that `text` (without `${` and `}`) is. Raises UsageError."""
     head, colon, rest = text.strip().partition(":")
-    if colon:
-        parts = [head, *rest.split(".")]
-    else:
-        parts = text.strip().split(".")
+    parts = [head, *rest.split(".")] if colon else text.strip().split(".")
     root, path = parts[0], tuple(parts[1:])
     if not _HEAD.match(root) or not all(_NAME.match(part) for part in path):
         raise UsageError(f"${{{text}}} is not a reference", hint=_HINT)

@@ -11,9 +11,10 @@ Whatever kills the process, the log holds what was done; `run` goes on from ther
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from typing import Any
 
+from flowstate_local import logs
 from flowstate_local.errors import ConflictError, StoreBusy
 from flowstate_local.stores.base import Lease
 from flowstate_local.task_events import (
@@ -147,9 +148,9 @@ class TaskRun:
         state = await asyncio.to_thread(self._manager.commit, task, decide, blobs)
         for event in written:
             if isinstance(event, TaskStepStarted):
-                self._launch(event.step, event.idempotency_key, self._executor.run(state, event.step))
+                self._launch(task, event.step, event.idempotency_key, self._executor.run(state, event.step))
             elif isinstance(event, UndoStarted):
-                self._launch(event.step, event.idempotency_key, self._executor.undo(state, event.step))
+                self._launch(task, event.step, event.idempotency_key, self._executor.undo(state, event.step))
         return state
 
     def _draft(self, state: TaskState) -> Draft:
@@ -162,12 +163,16 @@ class TaskRun:
         """Take over what a worker that died had under way."""
         for name, step in state.steps.items():
             if step.status == "running":
-                self._launch(name, step.idempotency_key, self._executor.recover(state, name))
+                self._launch(state.id, name, step.idempotency_key, self._executor.recover(state, name))
             if step.undo == "running":
-                self._launch(name, step.undo_key, self._executor.recover_undo(state, name))
+                self._launch(state.id, name, step.undo_key, self._executor.recover_undo(state, name))
 
-    def _launch(self, step: StepName, key: str, work: Any) -> None:
-        self._work[asyncio.ensure_future(work)] = (step, key)
+    def _launch(self, task: TaskId, step: StepName, key: str, work: Awaitable[Outcome]) -> None:
+        async def correlated() -> Outcome:
+            with logs.bound(task=task, step=step):
+                return await work
+
+        self._work[asyncio.ensure_future(correlated())] = (step, key)
 
     async def _wait(self, state: TaskState) -> list[Outcome]:
         """Until something ends, another try is due, somebody calls stop, or it's time to look around."""
