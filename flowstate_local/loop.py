@@ -160,7 +160,8 @@ class Agent:
             raise UsageError(f"unknown deferral rule {defer!r}", hint="Use strict or trust.")
         self.engine = engine
         self.store = store
-        self.toolbox = tools if isinstance(tools, Toolbox) else Toolbox(tools, profile=engine.profile)
+        toolbox = tools if isinstance(tools, Toolbox) else Toolbox(tools, profile=engine.profile)
+        self.toolbox = toolbox.for_model()
         self.sampling = sampling or Sampling()
         self.defer = defer
         self.grounded = grounded

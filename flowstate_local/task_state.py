@@ -485,6 +485,8 @@ def _same(before: JsonValue, after: JsonValue) -> bool:
         return before.keys() == after.keys() and all(_same(before[k], after[k]) for k in before)
     if isinstance(before, list) and isinstance(after, list):
         return len(before) == len(after) and all(map(_same, before, after))
+    if isinstance(before, float):
+        return repr(before) == repr(after)  # 0.0 and -0.0
     return before == after
 
 

@@ -88,6 +88,8 @@ class Tool:
     """May be run again with the same key after a crash; any other tool then reports an unknown outcome."""
     timeout_s: float
     function: Callable[..., Any] = field(repr=False)
+    for_model: bool = field(repr=False)
+    """Whether a model may call it; one that only tasks call may take any JSON."""
     _model: type[BaseModel] = field(repr=False)
     _fields: Mapping[str, str] = field(repr=False)
     """Field of `_model` -> parameter of `function`."""
@@ -135,6 +137,7 @@ def tool(
     description: str | None = None,
     idempotent: bool = False,
     timeout_s: float = DEFAULT_TIMEOUT_S,
+    for_model: bool = True,
 ) -> Callable[[Callable[..., Any]], Tool]: ...
 def tool(
     function: Callable[..., Any] | None = None,
@@ -144,6 +147,7 @@ def tool(
     description: str | None = None,
     idempotent: bool = False,
     timeout_s: float = DEFAULT_TIMEOUT_S,
+    for_model: bool = True,
 ) -> Tool | Callable[[Callable[..., Any]], Tool]:
     """Make a tool of a typed function, sync or async.
 
@@ -158,6 +162,8 @@ def tool(
         idempotent: whether a call interrupted by a crash may simply be run again with the same key.
         timeout_s: seconds after which the call counts as failed. An async function is cancelled then. A sync
             function runs in a thread, and a thread can't be stopped: it goes on in the background, unheard.
+        for_model: False for a tool that only the steps of tasks call: no agent is offered it, and its parameters may
+            be of types that no grammar can hold, such as `Any` or `dict[str, Any]`.
 
     Raises:
         UsageError: a parameter without annotation, `*args`, `**kwargs`, or a name no tool can have.
@@ -166,7 +172,12 @@ def tool(
 
     def make(function: Callable[..., Any]) -> Tool:
         return _make(
-            function, name=name, description=description, idempotent=idempotent, timeout_s=float(timeout_s)
+            function,
+            name=name,
+            description=description,
+            idempotent=idempotent,
+            timeout_s=float(timeout_s),
+            for_model=for_model,
         )
 
     return make if function is None else make(function)
@@ -179,6 +190,7 @@ def _make(
     description: str | None,
     idempotent: bool,
     timeout_s: float,
+    for_model: bool,
 ) -> Tool:
     name = name or str(getattr(function, "__name__", ""))
     if not _NAME.match(name):
@@ -208,7 +220,8 @@ def _make(
         schema = _clean(model.model_json_schema(schema_generator=_Schema))
     except (PydanticUserError, SchemaError, ValueError, TypeError, NameError) as error:
         raise UsageError(f"tool {name}: no JSON Schema for its parameters: {_line(str(error))}") from error
-    check_tool_schema("guidance", name, schema)
+    if for_model:
+        check_tool_schema("guidance", name, schema)
     return Tool(
         name=name,
         description=_line(description if description is not None else doc),
@@ -216,6 +229,7 @@ def _make(
         idempotent=idempotent,
         timeout_s=timeout_s,
         function=function,
+        for_model=for_model,
         _model=model,
         _fields=parameters,
         _context=context,
@@ -391,7 +405,7 @@ class Toolbox(Sequence[Tool]):
                 first, second = _where(self._tools[one.name].function), _where(one.function)
                 raise UsageError(f"two tools are called {one.name!r}: {first} and {second}")
             self._tools[one.name] = one
-            if profile != "guidance":  # which `tool` has checked already
+            if profile != "guidance" and one.for_model:  # `tool` has checked it for guidance already
                 check_tool_schema(profile, one.name, one.schema)
         if len(self._tools) > MAX_TOOLS:
             raise UsageError(
@@ -408,6 +422,10 @@ class Toolbox(Sequence[Tool]):
 
     def __len__(self) -> int:
         return len(self._tools)
+
+    def for_model(self) -> "Toolbox":
+        """Those of the tools that a model may call; the toolbox itself if it may call them all."""
+        return self if all(one.for_model for one in self) else Toolbox([one for one in self if one.for_model])
 
     @property
     def names(self) -> tuple[str, ...]:

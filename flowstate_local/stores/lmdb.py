@@ -300,10 +300,11 @@ class LmdbStore:
 
     def snapshot(self, space: str, task: TaskId, *, upto: int | None = None) -> tuple[int, bytes] | None:
         """See `Store.snapshot`."""
+        check_task_id(task)
         with self._view(space) as view:
             if view.prefix is None:
                 return None
-            found = view.last_of("task_snapshots", *task_layout.span(view.prefix, check_task_id(task), upto))
+            found = view.last_of("task_snapshots", *task_layout.span(view.prefix, task, upto))
         return None if found is None else task_layout.decode_snapshot(*found)
 
     def task(self, space: str, task: TaskId) -> TaskRecord | None:
@@ -582,7 +583,7 @@ class _View:
         return keys
 
     def prefix_or_new(self) -> tuple[bytes, list[layout.Put]]:
-        """The number of the space, and what enters it into the store if it is new."""
+        """The number of the space, and what enters it into the store, with an empty head, if it is new."""
         if self.prefix is not None:
             return self.prefix, []
         value = self._txn.get(b"spaces", db=self._tables["meta"])
@@ -591,6 +592,7 @@ class _View:
         return number, [
             layout.Put("meta", b"spaces", (codec.PLAIN, number)),
             layout.Put("spaces", self._name, (codec.PLAIN, number)),
+            layout.head_put(number, Head()),
         ]
 
     def blob_puts(self, prefix: bytes, packed: Mapping[str, tuple[int, bytes]]) -> list[layout.Put]:

@@ -179,18 +179,18 @@ class Executor:
     async def _ask(
         self, state: TaskState, spec: StepSpec, action: AgentAction, now: StepState, *, again: bool
     ) -> Outcome:
+        """Ask the agent, or go on with what this step asked before: no earlier try is ever asked twice."""
         key = now.idempotency_key
         if self._agent is None:
             return Outcome(spec.name, key, error=_error("no_agent", "there is no agent to ask", now))
-        reader = self._manager.store.reader(self._manager.space)
         space = action.space or self._manager.space
-        text = resolved(action.request, state, reader)
-        cause = Cause(task=state.id, step=spec.name, idempotency_key=f"{key}#{now.attempt}")
+        cause = Cause(task=state.id, step=spec.name, idempotency_key=key)
         ended: RequestRecord | RequestResult | None = None
-        if again:
-            ended = _find_request(self._manager.store, space, cause, now.started_at)
+        if again or now.attempt > 1:
+            ended = _find_reply(self._manager.store, space, cause) or await self._resumed(space, cause)
         if ended is None:
-            ended = await self._asked(space, str(text), action.date, cause, again=again)
+            text = resolved(action.request, state, self._manager.store.reader(self._manager.space))
+            ended = await self._agent.run(str(text), space=space, date=action.date, cause=cause)
         if ended.outcome != "replied":
             error = _error(ended.outcome, ended.message, now)
             return Outcome(spec.name, key, error=error, request=_request_id(ended))
@@ -198,15 +198,13 @@ class Executor:
         output = raw_value(ended.message.encode(), "text", blobs)
         return Outcome(spec.name, key, output=output, blobs=blobs, request=_request_id(ended))
 
-    async def _asked(
-        self, space: str, text: str, date: str | None, cause: Cause, *, again: bool
-    ) -> RequestResult:
+    async def _resumed(self, space: str, cause: Cause) -> RequestResult | None:
+        """The unfinished request that an earlier try left, brought to its end; None if there is none."""
+        head = self._manager.store.head(space)
+        if head.open_request is None or _cause(self._manager.store, space, head.open_seq) != cause:
+            return None
         assert self._agent is not None
-        if again and _is_open(self._manager.store, space, cause):
-            resumed = await self._agent.resume(space)
-            assert resumed is not None
-            return resumed
-        return await self._agent.run(text, space=space, date=date, cause=cause)
+        return await self._agent.resume(space)
 
     async def _delegate(
         self, state: TaskState, spec: StepSpec, action: TaskAction, now: StepState
@@ -273,19 +271,9 @@ def _cause(store: Store, space: str, seq: int) -> Cause | None:
     return event.cause if isinstance(event, RequestStarted) else None
 
 
-def _is_open(store: Store, space: str, cause: Cause) -> bool:
-    """Is the unfinished request of a space the one this step asked?"""
-    head = store.head(space)
-    return head.open_request is not None and _cause(store, space, head.open_seq) == cause
-
-
-def _find_request(store: Store, space: str, cause: Cause, since: float) -> RequestRecord | None:
-    """The persisted request that this step asked, if it got that far."""
+def _find_reply(store: Store, space: str, cause: Cause) -> RequestRecord | None:
+    """The request with which an earlier try got its reply, if it got that far."""
     for record in store.requests(space):
-        if record.at >= since - _CLOCK_SLACK_S and _cause(store, space, record.first_seq) == cause:
+        if record.outcome == "replied" and _cause(store, space, record.first_seq) == cause:
             return record
     return None
-
-
-_CLOCK_SLACK_S = 86_400.0
-"""A clock may have gone backwards since; the key decides."""

@@ -448,7 +448,7 @@ class TaskManager(Generic[S]):
             )
         try:
             # A field may have been set to something its type doesn't allow.
-            return self._state_type.model_validate(after.model_dump())
+            return self._state_type.model_validate(after.model_dump(warnings=False))
         except ValidationError as error:
             raise UsageError(f"the update of task {task} broke its state: {error}") from error
 
