@@ -1,6 +1,7 @@
 """Keys and values of the store on disk: which table, which key, which bytes. Knows no LMDB.
 
-Keys are eight bytes of space number, then big-endian numbers or ids; values are the envelopes of `codec`.
+Keys are eight bytes of space number, then big-endian numbers or ids; values are the envelopes of `codec`. The head of
+a space rides on its last event, behind a line end: a commit that only adds events touches one page for both.
 """
 
 import json
@@ -14,19 +15,16 @@ from flowstate_local.nodes import IndexLine, Node
 from flowstate_local.repository import EvidenceRecord, RequestRecord
 from flowstate_local.stores import codec, rules
 from flowstate_local.stores.base import Head
-from flowstate_local.task_events import TaskEvent
 
 TABLES = (
     "meta",
     "spaces",
-    "heads",
     "events",
     "nodes",
     "lines",
     "evidence",
     "requests",
     "blobs",
-    "citations",
     "tasks",
     "task_events",
     "task_snapshots",
@@ -73,28 +71,40 @@ def digest_bytes(key: str) -> bytes | None:
     return None
 
 
-def pack_events(events: Sequence[Event] | Sequence[TaskEvent], after: int) -> list[tuple[int, bytes]]:
-    """The events as they are stored behind event number `after`. Raises UsageError."""
-    return [codec.pack(body) for body in codec.dump_events(events, after)]
+class PackedEvents:
+    """Events as they are stored behind event number `after`, all but the head that goes with the last one.
+
+    Raises:
+        UsageError: an event holds what JSON can't.
+    """
+
+    def __init__(self, events: Sequence[Event], after: int) -> None:
+        bodies = codec.dump_events(events, after)
+        self._after = after
+        self._packed = [codec.pack(body) for body in bodies[:-1]]
+        self._last = bodies[-1:]
+
+    def puts(self, prefix: bytes, head: Head) -> list[Put]:
+        """What adds them to the log of a space, and makes `head` its head."""
+        last = [codec.pack(body + _LINE_END + json.dumps(vars(head)).encode()) for body in self._last]
+        packed = enumerate([*self._packed, *last], start=self._after + 1)
+        return [Put("events", prefix + u64(seq), body) for seq, body in packed]
 
 
-def event_puts(prefix: bytes, packed: Sequence[tuple[int, bytes]], after: int) -> list[Put]:
-    """What adds packed events to the log of a space."""
-    return [Put("events", prefix + u64(after + i), body) for i, body in enumerate(packed, start=1)]
+_LINE_END = b"\n"
+"""JSON on one line has none."""
+LAST = b"\xff" * 8
+"""No number is as high."""
 
 
-def decode_head(prefix: bytes, value: bytes) -> Head:
-    """The head of a space. Raises CorruptValue."""
-    body = codec.unseal("heads", prefix, value, "head")
+def decode_head(key: bytes, value: bytes) -> Head:
+    """The head of a space from its last event. Raises CorruptValue."""
+    subject = f"event seq {number_of(key)}"
+    _, _, head = codec.unseal("events", key, value, subject).partition(_LINE_END)
     try:
-        return Head(**json.loads(body))
+        return Head(**json.loads(head))
     except (ValueError, TypeError) as error:
-        raise CorruptValue(f"head: {error}") from error
-
-
-def head_put(prefix: bytes, head: Head) -> Put:
-    """What sets the head of a space."""
-    return Put("heads", prefix, codec.pack(json.dumps(vars(head)).encode()))
+        raise CorruptValue(f"{subject}: the last event of a commit, without a head: {error}") from error
 
 
 def request_puts(prefix: bytes, end: rules.PersistPlan) -> list[Put]:
@@ -114,7 +124,8 @@ def request_puts(prefix: bytes, end: rules.PersistPlan) -> list[Put]:
 def decode_event(key: bytes, value: bytes) -> Event:
     """Raises CorruptValue, UnknownVersion; so do the next four."""
     subject = f"event seq {number_of(key)}"
-    return codec.load_event(codec.unseal("events", key, value, subject), subject)
+    body, _, _ = codec.unseal("events", key, value, subject).partition(_LINE_END)
+    return codec.load_event(body, subject)
 
 
 def decode_node(key: bytes, value: bytes) -> Node:

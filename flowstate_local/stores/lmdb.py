@@ -1,8 +1,8 @@
 """The store on disk: many spaces in one LMDB environment, every commit synced before it is reported.
 
 The only importer of lmdb. Keys are eight bytes of space number and then big-endian numbers or ids; values are
-the envelopes of `codec`. Raw results lie once in `blobs`, under their SHA-256, whoever cites them; `citations`
-says which spaces do, so that no space can read another's.
+the envelopes of `codec`. Raw results lie in `blobs`, under their space and SHA-256: once in each space that has them,
+so that no space can read another's, or find out by its own that it is there.
 
 Local disks only: LMDB's locks don't work on network file systems.
 """
@@ -10,6 +10,8 @@ Local disks only: LMDB's locks don't work on network file systems.
 import errno
 import os
 import shutil
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -149,7 +151,7 @@ class LmdbStore:
         check_space_name(space)
         rules.check_blobs(blobs)
         # Dumping and compressing happen before the write lock, where nobody waits for them.
-        packed_events = layout.pack_events(events, expected_seq)
+        packed_events = layout.PackedEvents(events, expected_seq)
         packed_blobs = {key: codec.pack(raw) for key, raw in blobs.items()}
 
         def plan(txn: Txn) -> tuple[Head, list[layout.Put]]:
@@ -158,16 +160,14 @@ class LmdbStore:
             if not events:
                 return head, []
             prefix, puts = view.prefix_or_new()
-            puts += layout.event_puts(prefix, packed_events, expected_seq)
-            puts += view.blob_puts(prefix, packed_blobs)
-            return head, [*puts, layout.head_put(prefix, head)]
+            return head, [*puts, *view.blob_puts(prefix, packed_blobs), *packed_events.puts(prefix, head)]
 
         return cast(Head, self._commit(plan))
 
     def persist(self, space: str, done: FinishedRequest, *, expected_version: int, expected_seq: int) -> Head:
         """See `Store.persist`."""
         check_space_name(space)
-        packed_events = layout.pack_events(done.events, expected_seq)
+        packed_events = layout.PackedEvents(done.events, expected_seq)
 
         def plan(txn: Txn) -> tuple[Head, list[layout.Put]]:
             view = _View(self._env, txn, space)
@@ -175,8 +175,8 @@ class LmdbStore:
                 view, space, done, expected_version=expected_version, expected_seq=expected_seq
             )
             prefix, puts = view.prefix_or_new()
-            puts += layout.event_puts(prefix, packed_events, expected_seq)
-            return end.head, [*puts, *layout.request_puts(prefix, end), layout.head_put(prefix, end.head)]
+            puts += packed_events.puts(prefix, end.head)
+            return end.head, [*puts, *layout.request_puts(prefix, end)]
 
         return cast(Head, self._commit(plan))
 
@@ -260,7 +260,7 @@ class LmdbStore:
         blobs = blobs or {}
         check_space_name(space)
         rules.check_blobs(blobs)
-        packed_events = layout.pack_events(events, expected_seq)
+        packed_events = task_layout.pack_events(events, expected_seq)
         packed_blobs = {key: codec.pack(raw) for key, raw in blobs.items()}
         packed_snapshot = None if snapshot is None else codec.pack(snapshot)
 
@@ -445,10 +445,11 @@ class _SpaceReader:
     def blob(self, key: str) -> bytes:
         raw_key = layout.digest_bytes(key)
         with self._store._view(self._space) as view:
-            value = view.blob(raw_key) if raw_key else None
-        if raw_key is None or value is None:
+            value = view.get("blobs", raw_key) if raw_key else None
+            prefix = view.prefix
+        if raw_key is None or value is None or prefix is None:
             raise CorruptValue(f"raw result {key}: not in this space")
-        raw = codec.unseal("blobs", raw_key, value, f"raw result {key}")
+        raw = codec.unseal("blobs", prefix + raw_key, value, f"raw result {key}")
         if digest(raw) != key:
             raise CorruptValue(f"raw result {key}: its bytes have digest {digest(raw)}")
         return raw
@@ -517,20 +518,11 @@ class _View:
         value: bytes | None = self._txn.get(self.prefix + suffix, db=self._tables[table])
         return value
 
-    def blob(self, raw_key: bytes) -> bytes | None:
-        """The envelope of a raw result, if this space cites it."""
-        if self.get("citations", raw_key) is None:
-            return None
-        value: bytes | None = self._txn.get(raw_key, db=self._tables["blobs"])
-        return value
-
     def head(self) -> Head:
         if self.prefix is None:
             return Head()
-        value = self.get("heads", b"")
-        if value is None:
-            raise CorruptValue("head: missing, though the space is known")
-        return layout.decode_head(self.prefix, value)
+        last = self.last_of("events", self.prefix, self.prefix + layout.LAST)
+        return Head() if last is None else layout.decode_head(*last)
 
     def has_node(self, node_id: NodeId) -> bool:
         return self.get("nodes", node_id.encode()) is not None
@@ -541,7 +533,7 @@ class _View:
 
     def has_blob(self, key: str) -> bool:
         raw_key = layout.digest_bytes(key)
-        return raw_key is not None and self.get("citations", raw_key) is not None
+        return raw_key is not None and self.get("blobs", raw_key) is not None
 
     def task_head(self, task: TaskId) -> TaskHead:
         value = self.get("tasks", task.encode())
@@ -583,7 +575,7 @@ class _View:
         return keys
 
     def prefix_or_new(self) -> tuple[bytes, list[layout.Put]]:
-        """The number of the space, and what enters it into the store, with an empty head, if it is new."""
+        """The number of the space, and what enters it into the store if it is new."""
         if self.prefix is not None:
             return self.prefix, []
         value = self._txn.get(b"spaces", db=self._tables["meta"])
@@ -592,17 +584,16 @@ class _View:
         return number, [
             layout.Put("meta", b"spaces", (codec.PLAIN, number)),
             layout.Put("spaces", self._name, (codec.PLAIN, number)),
-            layout.head_put(number, Head()),
         ]
 
     def blob_puts(self, prefix: bytes, packed: Mapping[str, tuple[int, bytes]]) -> list[layout.Put]:
-        puts = []
-        for key, body in packed.items():
-            raw_key = bytes.fromhex(key)
-            if self._txn.get(raw_key, db=self._tables["blobs"]) is None:
-                puts.append(layout.Put("blobs", raw_key, body))
-            puts.append(layout.Put("citations", prefix + raw_key, (codec.PLAIN, b"")))
-        return puts
+        """What adds the raw results that the space has not yet."""
+        keys = {bytes.fromhex(key): body for key, body in packed.items()}
+        return [
+            layout.Put("blobs", prefix + raw_key, body)
+            for raw_key, body in keys.items()
+            if self._txn.get(prefix + raw_key, db=self._tables["blobs"]) is None
+        ]
 
 
 # One environment per process and file
@@ -869,14 +860,19 @@ def _open_tables(lmdb_env: Any, readonly: bool) -> dict[str, Any]:
 
 
 def _restore_length(lmdb_env: Any, data_file: Path) -> None:
-    """Give a data file that lost its end its length back.
+    """Give a data file that is shorter than it says its length back, if only free pages are missing.
 
-    Reading a mapped page beyond the end of the file kills the process (SIGBUS); a page of zeros is found by
-    its checksum. Whole files can be short, too: LMDB doesn't write free pages at the end.
+    LMDB doesn't write free pages at the end, so whole files can be short. But if pages in use were lost, reading them
+    kills the process (SIGBUS), and so do the zeros that would take their place (LMDB's own assertions).
     """
     needed = (lmdb_env.info()["last_pgno"] + 1) * lmdb_env.stat()["psize"]
     if data_file.stat().st_size >= needed:
         return
+    if not _readable_by_another(data_file):
+        raise CorruptValue(
+            f"{data_file} has lost its end, which should be at byte {needed}",
+            hint="Restore it from a backup; nothing was changed.",
+        )
     try:
         file = os.open(data_file, os.O_RDWR)
         try:
@@ -885,9 +881,27 @@ def _restore_length(lmdb_env: Any, data_file: Path) -> None:
         finally:
             os.close(file)
     except OSError as error:
-        raise CorruptValue(
-            f"{data_file} has lost its end, which should be at byte {needed}: {error}"
-        ) from error
+        raise CorruptValue(f"{data_file} ends before byte {needed}, and can't be extended: {error}") from error
+
+
+_READ_ALL = """
+import os, sys, lmdb
+env = lmdb.open(sys.argv[1], readonly=True, lock=os.access(sys.argv[1], os.W_OK), max_dbs=64, lib_version=0)
+with env.begin(buffers=True) as txn:
+    names = [bytes(name) for name in txn.cursor().iternext(values=False)]
+tables = [env.open_db(name, create=False) for name in names]
+with env.begin(buffers=True) as txn:
+    for table in tables:
+        for _, value in txn.cursor(table):
+            bytes(value[-1:])
+"""
+"""Touches every page in use: all keys, and the last page of each value. Run by a process of its own."""
+
+
+def _readable_by_another(data_file: Path) -> bool:
+    """Does a process that reads everything survive?"""
+    command = [sys.executable, "-c", _READ_ALL, str(data_file.parent)]
+    return subprocess.run(command, capture_output=True, check=False).returncode == 0
 
 
 # Foreign errors become ours

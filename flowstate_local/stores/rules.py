@@ -7,7 +7,7 @@ one transaction. A plan that raises has changed nothing.
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Any, Protocol
 
 from flowstate_local.errors import ConflictError, UsageError
 from flowstate_local.events import (
@@ -76,15 +76,20 @@ def advance(head: Head, event: Event) -> Head:
     seq = head.seq + 1
     if isinstance(event, RequestStarted):
         requests = max(head.requests, request_number(event.request))
-        return replace(head, seq=seq, open_request=event.request, open_seq=seq, requests=requests)
+        return _with(head, seq=seq, open_request=event.request, open_seq=seq, requests=requests)
     if isinstance(event, DeltaCommitted):
         highest = max((node_number(node.id) for node in event.added), default=0)
-        return replace(head, seq=seq, nodes=max(head.nodes, highest))
+        return _with(head, seq=seq, nodes=max(head.nodes, highest))
     if isinstance(event, ToolStarted):
-        return replace(head, seq=seq, evidence=max(head.evidence, int(event.evidence[1:])))
+        return _with(head, seq=seq, evidence=max(head.evidence, int(event.evidence[1:])))
     if isinstance(event, RequestFinished):
-        return replace(head, seq=seq, open_request=None, open_seq=0, version=head.version + 1)
-    return replace(head, seq=seq)
+        return _with(head, seq=seq, open_request=None, open_seq=0, version=head.version + 1)
+    return _with(head, seq=seq)
+
+
+def _with(head: Head, **changes: Any) -> Head:
+    # Five times a step; dataclasses.replace takes twice as long.
+    return Head(**(vars(head) | changes))
 
 
 def check_blobs(blobs: Mapping[str, bytes]) -> None:

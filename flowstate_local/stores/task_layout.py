@@ -34,6 +34,11 @@ def span(prefix: bytes, task: TaskId, upto: int | None, *, first: int = 0) -> tu
     return prefix + suffix(task, min(first, MAX_SEQ)), prefix + suffix(task, last)
 
 
+def pack_events(events: Sequence[TaskEvent], after: int) -> list[tuple[int, bytes]]:
+    """The events as they are stored behind event number `after`. Raises UsageError."""
+    return [codec.pack(body) for body in codec.dump_events(events, after)]
+
+
 def event_puts(prefix: bytes, task: TaskId, packed: Sequence[tuple[int, bytes]], after: int) -> list[Put]:
     """What adds packed events to the log of a task."""
     return [

@@ -69,6 +69,8 @@ class _Verification:
         self._finished_evidence = 0
         self._finished_requests = 0
         self._whole_log = True
+        self._unlogged: set[RequestId] = set()
+        """Requests that something is kept of, and that had not ended when verification began."""
 
     def run(self) -> list[Fault]:
         try:
@@ -81,6 +83,7 @@ class _Verification:
         self._check_part("evidence", self._check_evidence)
         self._check_part("requests", self._check_requests)
         self._check_part("index lines", self._check_lines)
+        self._check_part("requests", self._check_unlogged)
         return list(self._faults)
 
     def _report(self, subject: str, problem: StoreError | str) -> None:
@@ -107,7 +110,10 @@ class _Verification:
 
     def _settled(self, request: RequestId) -> bool:
         """Was the request persisted when verification began?"""
-        return request_number(request) <= self._head.requests and request != self._head.open_request
+        settled = request_number(request) <= self._head.requests and request != self._head.open_request
+        if not settled:
+            self._unlogged.add(request)
+        return settled
 
     # the log
 
@@ -254,6 +260,12 @@ class _Verification:
                 self._report(f"index of {request}", line)
             n_lines += self._settled(request)
         self._check_count("index lines", n_lines, self._finished_nodes)
+
+    def _check_unlogged(self) -> None:
+        """Either another writer has just ended these requests, or the log has lost its end."""
+        if self._records.head() == self._head:
+            for request in sorted(self._unlogged, key=request_number):
+                self._report(request, "kept, but the log does not say that it ended")
 
     def _check_count(self, what: str, stored: int, logged: int) -> None:
         if self._whole_log and stored != logged:
