@@ -1,6 +1,6 @@
 """Structured logs: one JSON line per event, with the numbers that let one grep follow a thing through.
 
-Every line carries those of task, step, request, seq that apply. What tools log with `logging` while a step or request
+Every line carries those of task, step, space, request, request_step and seq that apply. What tools log with `logging` while a step or request
 calls them gets the same numbers, if `Correlated` is a filter of its handler.
 """
 
@@ -46,10 +46,16 @@ def log_events(events: Sequence[Event | TaskEvent]) -> None:
 
 def event_fields(event: Event | TaskEvent) -> dict[str, Any]:
     """What a line says of an event."""
-    fields = event.model_dump(mode="json", exclude=set(_SKIP), exclude_defaults=True)
+    rest = event.model_dump(mode="json", exclude=set(_SKIP), exclude_defaults=True)
+    names = (
+        _REQUEST_NUMBERS
+        if "request" in type(event).model_fields and not hasattr(event, "task")
+        else _TASK_NUMBERS
+    )
+    numbers = {to: rest.pop(name) for name, to in names.items() if name in rest}
     if event.kind == "DeltaCommitted":
-        fields["nodes"] = [node.id for node in (*event.added, *event.updated)]
-    return {name: _short(value) for name, value in fields.items()}
+        rest["nodes"] = [node.id for node in (*event.added, *event.updated)]
+    return numbers | ({"event": _short(rest)} if rest else {})
 
 
 def _short(value: Any) -> Any:
@@ -58,6 +64,11 @@ def _short(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _short(item) for key, item in value.items()}
     return [_short(item) for item in value] if isinstance(value, list) else value
+
+
+_REQUEST_NUMBERS = {"request": "request", "step": "request_step", "seq": "seq"}
+_TASK_NUMBERS = {"task": "task", "step": "step", "seq": "seq", "request": "request"}
+"""Field of an event -> what a line calls it: the step of a request is a number, that of a task a name."""
 
 
 class Correlated(logging.Filter):

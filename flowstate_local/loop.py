@@ -130,7 +130,7 @@ class Agent:
         index_tokens: budget of the index in the prompt.
         page_chars: characters of a raw result per page; by default a part of the model's window.
         cache_salt: separates the prefix cache of tenants; by default all spaces share the static prefix.
-        listener: called after each durable commit with its events.
+        listener: called after each durable commit with its events, numbered.
         on_step: called after each step with its trace.
         clock: seconds since the epoch.
 
@@ -479,15 +479,15 @@ class Agent:
         run.head = await asyncio.to_thread(
             self.store.append, run.space, events, blobs or {}, expected_seq=head.seq
         )
-        self._take_in(run, events, applied)
+        self._take_in(run, events, head.seq, applied)
 
-    def _take_in(self, run: _Run, events: Sequence[Event], applied: int = 0) -> None:
+    def _take_in(self, run: _Run, events: Sequence[Event], after: int, applied: int = 0) -> None:
         for event in events[applied:]:
             run.state.apply(event)
         run.note_steps(events)
         run.trace.extend(events)
         if self._listener is not None:
-            self._listener(events)
+            self._listener([e.model_copy(update={"seq": after + i}) for i, e in enumerate(events, start=1)])
 
     async def _finish(self, run: _Run, events: Sequence[Event], outcome: str, message: str) -> None:
         """Persist: nodes, cited raw results, the request and its index lines, in one transaction."""
@@ -527,14 +527,15 @@ class Agent:
             events=[*events, finished],
             index_floor=run.index.floor,
         )
+        before = run.head
         run.head = await asyncio.to_thread(
             self.store.persist,
             run.space,
             done,
-            expected_version=run.head.version,
-            expected_seq=run.head.seq,
+            expected_version=before.version,
+            expected_seq=before.seq,
         )
-        self._take_in(run, [*events, finished], applied=len(events))
+        self._take_in(run, [*events, finished], before.seq, applied=len(events))
 
     def _result(self, run: _Run) -> RequestResult:
         state = run.state

@@ -881,7 +881,9 @@ def _restore_length(lmdb_env: Any, data_file: Path) -> None:
         finally:
             os.close(file)
     except OSError as error:
-        raise CorruptValue(f"{data_file} ends before byte {needed}, and can't be extended: {error}") from error
+        raise CorruptValue(
+            f"{data_file} ends before byte {needed}, and can't be extended: {error}"
+        ) from error
 
 
 _READ_ALL = """
