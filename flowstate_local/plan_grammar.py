@@ -9,7 +9,7 @@ from flowstate_local.schema_rules import array, closed, text
 
 MAX_REASON_CHARS = 240
 MAX_ALTERNATIVES = 2
-ANSWER_TOKENS = 700
+ANSWER_TOKENS = 560
 """Tokens that the longest answer needs, if every byte were one: the reason, three actions, and the frame."""
 
 _OPTIONS = {"whitespace_flexible": False, "json_allowed_escapes": 'n\\"'}
