@@ -11,6 +11,8 @@ from flowstate_local.events import EVENT
 from flowstate_local.nodes import IndexLine, Node
 from flowstate_local.protocol import StepOutput
 from flowstate_local.repository import EvidenceRecord, RequestRecord
+from flowstate_local.task_events import TASK_EVENT, TaskRecord
+from flowstate_local.task_state import TaskState
 
 FOLDER = Path(__file__).parent.parent / "schemas"
 
@@ -23,9 +25,11 @@ def schemas() -> dict[str, dict[str, Any]]:
         "index_line": IndexLine,
         "evidence_record": EvidenceRecord,
         "request_record": RequestRecord,
+        "task_record": TaskRecord,
+        "task_state": TaskState,
     }
     found = {f"{name}.json": model.model_json_schema() for name, model in models.items()}
-    return found | {"event.json": EVENT.json_schema()}
+    return found | {"event.json": EVENT.json_schema(), "task_event.json": TASK_EVENT.json_schema()}
 
 
 def dump(schema: dict[str, Any]) -> str:
