@@ -101,7 +101,9 @@ class _Run:
     recent: list[Event] = field(default_factory=list)
     """Events of the step in flight: all since the last StepStarted."""
     stalls: int = 0
+    """Steps in a row that changed nothing."""
     last_shape: str = ""
+    """Of the last step of which something was used."""
     trace: list[Event] = field(default_factory=list)
     """Events since the model was last asked, for `on_step`."""
 
@@ -109,9 +111,18 @@ class _Run:
         """Divide the events of the request into steps."""
         for event in events:
             if isinstance(event, StepStarted):
+                self._note_progress()
                 self.last_step, self.recent = self.recent, []
             else:
                 self.recent.append(event)
+
+    def _note_progress(self) -> None:
+        """From the log alone, so that a resumed request is offered what it would have been."""
+        replied = next((e for e in self.recent if isinstance(e, ModelReplied)), None)
+        output = parse(replied.text) if replied is not None and not replied.fault else None
+        if output is not None:
+            self.last_shape = output.shape
+            self.stalls = 0 if any(map(_changes_something, self.recent)) else self.stalls + 1
 
 
 class Agent:
@@ -277,15 +288,13 @@ class Agent:
         )
         calls, message, deferred = decide(output, state, self.defer, baseless=isu.baseless([committed]))
         granted = granted.model_copy(update={"refused": (*granted.refused, *deferred)})
-        changed = bool(committed.added or committed.updated or committed.removed or granted.granted)
-        run.stalls = 0 if calls or message or changed else run.stalls + 1
-        run.last_shape = output.shape
+        changed = _changes_something(committed) or _changes_something(granted)
         events: list[Event] = [replied, *(e for e in (committed, granted) if _says_something(e))]
         if message:
             await self._finish(run, events, "replied", message)
         elif calls:
             await self._act(run, events, calls)
-        elif run.stalls >= 2 * STALL_LIMIT:
+        elif not changed and run.stalls + 1 >= 2 * STALL_LIMIT:
             await self._finish(run, events, "no_progress", "The model went round in circles.")
         else:
             await self._next(run, events)
@@ -555,6 +564,12 @@ class Agent:
             generated_tokens=sum(r.generated_tokens for r in state.replies),
             faults=faults,
         )
+
+
+def _changes_something(event: Event) -> bool:
+    if isinstance(event, DeltaCommitted):
+        return bool(event.added or event.updated or event.removed)
+    return isinstance(event, ToolStarted) or (isinstance(event, Disclosed) and bool(event.granted))
 
 
 def _says_something(event: DeltaCommitted | Disclosed) -> bool:

@@ -178,6 +178,19 @@ async def test_a_model_that_changes_nothing_is_stopped() -> None:
     assert "Your last step changed nothing" in prompts(agent)[1]
 
 
+@pytest.mark.parametrize("died_after", [1, 2, 3])
+async def test_a_resumed_request_knows_how_often_it_stalled(died_after: int) -> None:
+    idle = StepOutput(state_focus=(), state_delta=(), tool_calls=(), assistant_message="")
+    store = MemoryStore()
+    first = Agent(ScriptedEngine([idle] * died_after, check=False), store)
+    with pytest.raises(EngineUnavailable):
+        await first.run("Go", space="s")
+    second = Agent(ScriptedEngine([idle] * 10, check=False), store)
+    result = await second.resume("s")
+    assert result is not None
+    assert (result.outcome, result.steps) == ("no_progress", 4)
+
+
 async def test_the_budget_of_steps_ends_in_words() -> None:
     script = [step(calls=[("look_up", {"word": f"w{i}"})]) for i in range(5)]
     agent = agent_of(script, max_steps=3, check=False)
