@@ -58,7 +58,7 @@ from flowstate_local.stores.group_commit import GroupCommit, Member
 from flowstate_local.task_events import TaskEvent, TaskId, TaskRecord
 
 SCHEMA_VERSION = 2
-"""Of the tables and keys; values carry their own. Version 2 has the tables of tasks; they are added on opening."""
+"""Of the tables and keys; values carry their own."""
 DEFAULT_MAP_SIZE = 64 * 2**30
 """Bytes of address space, not of disk."""
 _BATCH_RECORDS = 256
@@ -834,6 +834,11 @@ def _check_schema(lmdb_env: Any, folder: Path) -> bool:
         raise UnknownVersion(
             f"the store in {folder} has schema version {version}; this release knows up to {SCHEMA_VERSION}"
         )
+    if version < SCHEMA_VERSION:
+        raise StoreError(
+            f"the store in {folder} was made by a version that was never released (schema version {version})",
+            hint="Export it with that version (`flowstate memory export`), and begin a new store.",
+        )
     return False
 
 
@@ -846,12 +851,7 @@ def _foreign(folder: Path) -> StoreError:
 
 def _open_tables(lmdb_env: Any, readonly: bool) -> dict[str, Any]:
     if readonly:
-        with suppress(lmdb.NotFoundError):
-            return {name: lmdb_env.open_db(name.encode(), create=False) for name in layout.TABLES}
-        raise StoreError(
-            "the store was made by an older release and lacks some tables",
-            hint="Open it once for writing; that adds them.",
-        )
+        return {name: lmdb_env.open_db(name.encode(), create=False) for name in layout.TABLES}
     with lmdb_env.begin(write=True) as txn:
         tables = {name: lmdb_env.open_db(name.encode(), txn=txn) for name in layout.TABLES}
         version = codec.seal("meta", b"schema_version", codec.pack(str(SCHEMA_VERSION).encode()))

@@ -169,6 +169,16 @@ def test_a_newer_store_is_refused_unchanged(path: Path) -> None:
     assert (path / "data.mdb").read_bytes() == before
 
 
+def test_a_store_from_before_the_first_release_is_refused_unchanged(path: Path) -> None:
+    LmdbStore.open(path).close()
+    older = codec.seal("meta", b"schema_version", codec.pack(b"1"))
+    edit(path, "meta", lambda key, value: older if key == b"schema_version" else value)
+    before = (path / "data.mdb").read_bytes()
+    with pytest.raises(StoreError, match="never released"):
+        LmdbStore.open(path)
+    assert (path / "data.mdb").read_bytes() == before
+
+
 def reseal(table: str, change: Callable[[dict], None], *, part: int = 0) -> Callable[[bytes, bytes], bytes]:
     """An edit of the JSON inside the envelopes, with right checksums. Part 1 is the head behind a last event."""
 

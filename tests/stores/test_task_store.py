@@ -279,23 +279,3 @@ def test_a_flipped_byte_is_found_wherever_it_is(tmp_path: Path) -> None:
     file.write_bytes(raw.replace(b"needle in the log", b"noodle in the log"))
     with LmdbStore.open(tmp_path) as store, pytest.raises(CorruptValue, match="event seq 2 of task t"):
         list(store.task_events("s", T))
-
-
-def test_a_store_of_the_release_before_gets_the_tables_of_tasks(tmp_path: Path) -> None:
-    import lmdb
-
-    from flowstate_local.stores import codec, layout
-
-    env = lmdb.open(str(tmp_path), max_dbs=24)
-    old = [name for name in layout.TABLES if not name.startswith("task") and name != "leases"]
-    with env.begin(write=True) as txn:
-        tables = {name: env.open_db(name.encode(), txn=txn) for name in old}
-        version = codec.seal("meta", b"schema_version", codec.pack(b"1"))
-        txn.put(b"schema_version", version, db=tables["meta"])
-    env.close()
-    with pytest.raises(Exception, match="older release"):
-        LmdbStore.open(tmp_path, readonly=True)
-    with LmdbStore.open(tmp_path) as store:
-        put(store, [created()])
-    with LmdbStore.open(tmp_path, readonly=True) as store:
-        assert store.task("s", T) is not None
