@@ -19,6 +19,8 @@ from flowstate_local.nodes import Node, Ref
 from flowstate_local.protocol import StepOutput, ToolCall
 from flowstate_local.stores.lmdb import LmdbStore
 from flowstate_local.stores.memory import MemoryStore
+from flowstate_local.tasks.manager import TaskManager
+from flowstate_local.tasks.runner import Runner
 from flowstate_local.tools import Tool, Toolbox, ToolContext, tool
 
 __all__ = [
@@ -32,10 +34,12 @@ __all__ = [
     "Node",
     "Ref",
     "RequestResult",
+    "Runner",
     "Sampling",
     "StepOutput",
     "StepTrace",
     "StoreError",
+    "TaskManager",
     "Tool",
     "ToolCall",
     "ToolContext",

@@ -22,7 +22,10 @@ from flowstate_local.events import EVENT
 from flowstate_local.graph import edges, trace
 from flowstate_local.history import Moment, as_of
 from flowstate_local.nodes import EvidenceId, Node, NodeId
-from flowstate_local.stores.base import Store, check_space_name
+from flowstate_local.stores.base import Store, TaskQuery, check_space_name
+from flowstate_local.task_events import TASK_EVENT
+from flowstate_local.tasks.manager import TaskManager
+from flowstate_local.tasks.verification import verify as verify_tasks
 
 app = typer.Typer(
     name="memory",
@@ -215,12 +218,16 @@ def verify(
     store: StorePath = None,
     as_json: Json = False,
 ) -> None:
-    """Recompute every hash and resolve every ref."""
+    """Recompute every hash, resolve every ref, and fold the log of every task again."""
     with reported(as_json=as_json):
         folder = store or data_home()
         opened = open_store(folder, create=False, readonly=True)
         checked = [check_space_name(space)] if space else opened.spaces()
-        faults = [fault for name in checked for fault in opened.verify(name)]
+        faults = [
+            fault
+            for name in checked
+            for fault in (*opened.verify(name), *verify_tasks(TaskManager[Any](opened, name)))
+        ]
         opened.close()
         if as_json:
             _json({"spaces": checked, "faults": [asdict(fault) for fault in faults]})
@@ -237,7 +244,7 @@ def verify(
 
 @app.command("export", epilog="Example: `flowstate memory export --space travel > travel.jsonl`")
 def export(space: Space = "default", store: StorePath = None) -> None:
-    """Write the whole space as JSON lines: requests, nodes, raw results, events. Raw bytes are base64."""
+    """Write the whole space as JSON lines: requests, nodes, raw results, events, tasks. Raw bytes are base64."""
     with _reading(store, space, as_json=False) as opened:
         for line in exported(opened, space):
             typer.echo(json.dumps(line, ensure_ascii=False, separators=(",", ":")))
@@ -260,6 +267,18 @@ def exported(store: Store, space: str) -> Iterator[dict[str, Any]]:
         yield {"kind": "node", **node.model_dump(mode="json")}
     for event in store.events(space):
         yield {"kind": "event", "event": EVENT.dump_python(event, mode="json")}
+    yield from _exported_tasks(store, space)
+
+
+def _exported_tasks(store: Store, space: str) -> Iterator[dict[str, Any]]:
+    for record in store.tasks(TaskQuery(space=space)):
+        yield {"kind": "task", **record.model_dump(mode="json")}
+        floor = store.task_head(space, record.id).floor
+        snapshot = store.snapshot(space, record.id, upto=floor) if floor else None
+        if snapshot is not None:
+            yield {"kind": "task_snapshot", "task": record.id, "seq": floor, "state": json.loads(snapshot[1])}
+        for event in store.task_events(space, record.id, after=floor):
+            yield {"kind": "task_event", "event": TASK_EVENT.dump_python(event, mode="json")}
 
 
 def _at(store: Store, space: str, seq: int) -> Moment:
