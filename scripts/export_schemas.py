@@ -13,6 +13,7 @@ from flowstate_local.protocol import StepOutput
 from flowstate_local.repository import EvidenceRecord, RequestRecord
 from flowstate_local.task_events import TASK_EVENT, TaskRecord
 from flowstate_local.task_state import TaskState
+from flowstate_local.tasks.workflow_file import json_schema
 
 FOLDER = Path(__file__).parent.parent / "schemas"
 
@@ -29,7 +30,11 @@ def schemas() -> dict[str, dict[str, Any]]:
         "task_state": TaskState,
     }
     found = {f"{name}.json": model.model_json_schema() for name, model in models.items()}
-    return found | {"event.json": EVENT.json_schema(), "task_event.json": TASK_EVENT.json_schema()}
+    return found | {
+        "event.json": EVENT.json_schema(),
+        "task_event.json": TASK_EVENT.json_schema(),
+        "workflow.json": json_schema(),
+    }
 
 
 def dump(schema: dict[str, Any]) -> str:
