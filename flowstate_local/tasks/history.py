@@ -127,9 +127,8 @@ def _explain(state: TaskState, events: list[TaskEvent], place: int) -> Decision:
     planned = events[place]
     assert isinstance(planned, Planned)
     step = planned.choice.step
-    needs = state.spec(StepName(step)).needs if step else tuple(state.steps)
     earlier = events[:place]
-    below = [_last_decision(earlier, need) for need in needs]
+    below = [_last_decision(earlier, need) for need in _with_stand_ins(state, step)] if step else []
     started = next((e for e in events[place:] if isinstance(e, TaskStepStarted) and e.step == step), None)
     return Decision(
         seq=planned.seq,
@@ -137,8 +136,17 @@ def _explain(state: TaskState, events: list[TaskEvent], place: int) -> Decision:
         planned=planned,
         inputs=started.inputs if started else {},
         failures=tuple(_failures(earlier)),
-        rests_on=tuple(_explain(state, earlier, hop) for hop in below if hop is not None) if step else (),
+        rests_on=tuple(_explain(state, earlier, hop) for hop in below if hop is not None),
     )
+
+
+def _with_stand_ins(state: TaskState, step: str) -> Iterator[StepName]:
+    """The steps that a step needs, each followed by what stood in for it."""
+    for need in state.spec(StepName(step)).needs:
+        name: StepName | None = need
+        while name is not None:
+            yield name
+            name = state.spec(name).fallback if state.steps[name].handed_over else None
 
 
 def _failures(events: list[TaskEvent]) -> Iterator[str]:

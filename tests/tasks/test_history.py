@@ -161,7 +161,7 @@ async def test_why_leads_from_a_decision_to_what_it_rests_on(manager: TaskManage
         "prices (try 2)",
         "prices (try 3)",
     ] or "prices (try 1): unavailable: not now → retry" in reason.failures
-    assert [decision.step for decision in reason.rests_on] == ["news", "prices"]
+    assert [decision.step for decision in reason.rests_on] == ["news", "prices", "cache"]
     assert history.why(manager, "t", step="cache").planned.reason == "stands in for prices"
     assert history.why(manager, "t").step == "report"
     earlier = history.why(manager, "t", seq=4)
