@@ -2,7 +2,7 @@
 
 import typer
 
-from flowstate_local.cli import chat, demo, doctor, memory, model, run
+from flowstate_local.cli import chat, demo, doctor, memory, model, run, task
 
 app = typer.Typer(
     name="flowstate",
@@ -18,6 +18,7 @@ app.command("chat", epilog=chat.EXAMPLES)(chat.chat)
 app.command("doctor", epilog=doctor.EXAMPLES)(doctor.doctor)
 app.add_typer(memory.app)
 app.add_typer(model.app)
+app.add_typer(task.app)
 
 
 def main() -> None:

@@ -12,10 +12,10 @@ from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
 
+import lmdb
 import pytest
-from click.testing import Result
 from rich.console import Console
-from typer.testing import CliRunner
+from typer.testing import CliRunner, Result
 
 from flowstate_local.cli import task as task_commands
 from flowstate_local.cli import task_view
@@ -30,12 +30,14 @@ from flowstate_local.task_events import (
     TaskAction,
     TaskCreated,
     TaskEvent,
+    TaskId,
     TaskStatusChanged,
     TaskStepFailed,
     TaskStepFinished,
     TaskStepStarted,
     ToolAction,
     ToolUse,
+    UndoFailed,
     UndoFinished,
     UndoStarted,
     Value,
@@ -44,6 +46,7 @@ from flowstate_local.task_events import (
 from flowstate_local.task_state import fold
 from flowstate_local.tasks.manager import TaskManager
 from flowstate_local.tasks.runner import Runner
+from flowstate_local.tasks.workflow import load
 from flowstate_local.testing import ScriptedEngine, step
 
 runner = CliRunner()
@@ -188,11 +191,135 @@ def lines(result: Result) -> list[Any]:
     return [json.loads(line) for line in result.stdout.splitlines()]
 
 
-def with_tools(*arguments: str, store: Path, code: int = 0, **env: str) -> Result:
-    return task(*arguments, "--tools", "trip_tools:toolbox", store=store, code=code, **env)
+def with_tools(*arguments: str, store: Path, code: int = 0, columns: int = 160, **env: str) -> Result:
+    return task(*arguments, "--tools", "trip_tools:toolbox", store=store, code=code, columns=columns, **env)
 
 
-# --- running ------------------------------------------------------------------------------------------------
+# --- run ----------------------------------------------------------------------------------------------------
+
+BUY = """\
+name: buy
+goal: buy something
+params:
+  what: {type: string}
+  amount: {type: integer, default: 3}
+steps:
+  look:
+    tool: say
+    with: {text: {item: "${params.what}", seen: [1, 2]}}
+  pay:
+    tool: pay
+    needs: [look]
+    with: {amount: "${params.amount}"}
+result: "${steps.look.output.item} for ${steps.pay.output.paid}"
+"""
+ASK = """\
+name: ask
+params:
+  city: {type: string}
+steps:
+  inner:
+    task:
+      name: question
+      params:
+        city: {type: string}
+      steps:
+        ask:
+          agent: What does ${params.city} cost?
+      result: "${steps.ask.output}"
+    with: {city: "${params.city}"}
+result: "${steps.inner.output}"
+"""
+
+
+@pytest.fixture
+def buy(tmp_path: Path) -> str:
+    (tmp_path / "buy.yaml").write_text(BUY)
+    return str(tmp_path / "buy.yaml")
+
+
+class TestRun:
+    def test_a_workflow_becomes_a_task_and_ends(self, store: Path, buy: str) -> None:
+        options = ("--param", "what=tea", "--param", "amount=4", "--id", "tea-1", "--owner", "ana")
+        result = with_tools("run", buy, *options, store=store)
+        first, *_, last = result.stdout.splitlines()
+        assert first.endswith("task created for ana: buy, 2 steps")
+        assert last == "result  tea for 4"
+        (record,) = _records(store)
+        assert (record["id"], record["owner"], record["status"]) == ("tea-1", "ana", "completed")
+        again = with_tools("run", buy, *options, store=store, code=2)
+        assert "there is a task 'tea-1' already" in again.stderr
+        assert f"flowstate task resume tea-1 --store {store} --tools trip_tools:toolbox" in again.stderr
+
+    def test_parameters_come_from_a_file_and_the_command_line(
+        self, store: Path, buy: str, tmp_path: Path
+    ) -> None:
+        file = tmp_path / "params.json"
+        file.write_text(json.dumps({"what": "tea", "amount": 7}))
+        # What is declared as a text stays one, though it's a number.
+        options = ("--params-file", str(file), "--param", "what=4711", "--json")
+        assert lines(with_tools("run", buy, *options, store=store))[-1]["result"] == "4711 for 7"
+
+    @pytest.mark.parametrize(
+        ("options", "said"),
+        [
+            ([], "buy needs the parameter 'what' (string)"),
+            (["--param", "what=tea", "--param", "amount=much"], 'parameter amount: "much" is no integer'),
+            (["--param", "what=tea", "--param", "colour=red"], "buy has no parameter 'colour'"),
+            (["--param", "tea"], "'tea' is not NAME=VALUE"),
+            (["--params-file", "/nowhere.json"], "can't read parameters from /nowhere.json"),
+            (["--param", "what=tea", "--id", "No Id"], "'No Id' can't be a task id"),
+        ],
+    )
+    def test_what_can_not_be_is_said(self, store: Path, buy: str, options: list[str], said: str) -> None:
+        assert said in with_tools("run", buy, *options, store=store, code=2).stderr
+
+    def test_a_workflow_with_a_mistake_leaves_nothing_behind(
+        self, store: Path, buy: str, tmp_path: Path
+    ) -> None:
+        error = as_json(task("run", buy, "--param", "what=tea", "--json", store=store, code=2))["error"]
+        assert error["type"] == "WorkflowError"
+        assert "buy.yaml:8: step look: there is no tool 'say'" in error["message"]
+        nothing = with_tools("run", str(tmp_path / "none.yaml"), store=store, code=2)
+        assert "none.yaml" in nothing.stderr
+        assert not store.exists()
+
+    def test_a_failure_is_1_and_why_is_told(self, store: Path, buy: str, tools: Any) -> None:
+        tools.down["pay"] = 1
+        result = with_tools("run", buy, "--param", "what=tea", "--json", store=store, code=1)
+        assert lines(result)[-1]["error"] == "declined: the card was declined"
+
+    def test_an_engine_is_started_if_a_step_asks_the_agent_and_only_then(
+        self, store: Path, buy: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    ) -> None:
+        started: list[str] = []
+
+        @asynccontextmanager
+        async def scripted(choice: Any, console: Console) -> AsyncIterator[ScriptedEngine]:
+            started.append(choice.model)
+            yield ScriptedEngine([step(message="It costs a lot."), step(message="Still.")])
+
+        monkeypatch.setattr(task_commands, "opened_engine", scripted)
+        with_tools("run", buy, "--param", "what=tea", store=store)
+        assert started == []
+        (tmp_path / "ask.yaml").write_text(ASK)
+        log = tmp_path / "log.jsonl"
+        asks = ("run", str(tmp_path / "ask.yaml"), "--param", "city=Rome", "--model", "tiny")
+        assert lines(task(*asks, "--log", str(log), "--json", store=store))[-1]["result"] == "It costs a lot."
+        assert started == ["tiny"]
+        kinds = [json.loads(line)["message"] for line in log.read_text().splitlines()]
+        assert {"RequestStarted", "TaskStepStarted"} <= set(kinds)
+
+    def test_no_task_is_made_if_the_engine_does_not_start(self, store: Path, tmp_path: Path) -> None:
+        (tmp_path / "ask.yaml").write_text(ASK)
+        url = "http://127.0.0.1:9"
+        options = ("--param", "city=Rome", "--engine", "server", "--url", url)
+        assert url in task("run", str(tmp_path / "ask.yaml"), *options, store=store, code=3).stderr
+        with tasks(store) as manager:
+            assert list(manager.tasks()) == []
+
+
+# --- resume, retry, work ------------------------------------------------------------------------------------
 
 
 class TestRunning:
@@ -291,6 +418,26 @@ class TestWork:
         add(store, task="t1")
         add(store, task="t2")
         assert "2 failed" in with_tools("work", "--concurrency", "1", store=store, code=1).stdout
+
+    def test_the_engine_is_started_when_a_task_needs_it(
+        self, store: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    ) -> None:
+        started: list[str] = []
+
+        @asynccontextmanager
+        async def scripted(choice: Any, console: Console) -> AsyncIterator[ScriptedEngine]:
+            started.append(choice.model)
+            yield ScriptedEngine(lambda _: step(message="a lot"))
+
+        monkeypatch.setattr(task_commands, "opened_engine", scripted)
+        (tmp_path / "ask.yaml").write_text(ASK)
+        asks = load(tmp_path / "ask.yaml").spec
+        for name in ("t1", "t2"):
+            add(store, asks, task=name, city="Rome")
+        add(store, task="t3")
+        last = lines(with_tools("work", "--json", store=store))[-1]
+        assert [one["status"] for one in last["tasks"]] == ["completed"] * 3
+        assert started == ["qwen2.5-coder-1.5b-instruct"]
 
     def test_nothing_to_do(self, failed: Path) -> None:
         assert "nothing to do" in with_tools("work", store=failed).stdout
@@ -485,7 +632,7 @@ class TestLooking:
         shown = task("show", "t", store=failed, columns=80).stdout
         assert max(map(len, shown.splitlines())) <= 80
         table = {line.split()[0]: " ".join(line.split()[1:]) for line in shown.splitlines() if line.strip()}
-        assert table["t"].startswith("✗ failed 5 of 7 steps, 1 undone")
+        assert table["t"].startswith("✗ failed 4 of 7 steps, 1 undone")
         assert table["error"] == "pay: declined: the card was declined"
         assert table["hotel"].startswith("↺ undone 1")
         assert "2,0" in table["hotel"]  # big outputs are named, not printed
@@ -517,8 +664,10 @@ class TestLooking:
         assert shown.startswith("run pay, done: hotel, seat, insurance")
         assert "seat (try 1): unavailable" in shown
         assert "run train, try 2 after unavailable" in shown
-        found = as_json(task("why", "t", "--step", "pay", "--json", store=failed))
-        assert [below["step"] for below in found["rests_on"]] == ["hotel", "seat", "insurance"]
+        first, *below = as_json(task("why", "t", "--step", "pay", "--json", store=failed))
+        rests_on = {one["choice"]["step"] for one in below if one["seq"] in first["rests_on"]}
+        assert {"hotel", "seat", "insurance"} <= rests_on
+        assert len({one["seq"] for one in (first, *below)}) == len(below) + 1
         assert "no step 'x'" in task("why", "t", "--step", "x", store=failed, code=2).stderr
 
     def test_diff_of_two_versions(self, failed: Path) -> None:
@@ -542,8 +691,10 @@ class TestLooking:
     def test_verify(self, failed: Path, store: Path, tools: Any) -> None:
         assert "2 tasks checked, 0 faults" in task("verify", store=failed).stdout
         play(store, tools)
-        data = (store / "data.mdb").read_bytes()
-        (store / "data.mdb").write_bytes(data.replace(b"x" * 2_000, b"y" * 2_000))
+        environment = lmdb.open(str(store), max_dbs=24, lib_version=0)
+        with environment.begin(write=True) as txn:
+            txn.drop(environment.open_db(b"blobs", txn=txn), delete=False)
+        environment.close()
         faults = as_json(task("verify", "--json", store=store, code=1))["faults"]
         assert {fault["subject"] for fault in faults} == {"task t"}
         assert "task t" in task("verify", store=store, code=1).stdout
@@ -570,48 +721,6 @@ class TestLooking:
         found = as_json(task("gantt", "t", "--json", store=failed))
         train = next(row for row in found["rows"] if row["step"] == "train")
         assert [bar["kind"] for bar in train["bars"]] == ["failed", "completed"]
-
-
-# --- engines ------------------------------------------------------------------------------------------------
-
-ASKS = {"kind": "agent", "request": "What does ${params.city} cost?"}
-
-
-def test_an_engine_is_started_if_a_step_asks_the_agent_and_only_then(
-    store: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    started: list[str] = []
-
-    @asynccontextmanager
-    async def scripted(choice: Any, console: Console) -> AsyncIterator[ScriptedEngine]:
-        started.append(choice.model)
-        yield ScriptedEngine([step(message="It costs a lot.")])
-
-    monkeypatch.setattr(task_commands, "opened_engine", scripted)
-    asks = WorkflowSpec(
-        name="ask",
-        steps=(StepSpec.model_validate({"name": "ask", "action": ASKS}),),
-        result="${steps.ask.output}",
-    )
-    inside = WorkflowSpec(
-        name="outer",
-        steps=(
-            StepSpec(
-                name=StepName("part"), action=TaskAction(workflow=asks, params={"city": "${params.city}"})
-            ),
-        ),
-        result="${steps.part.output}",
-    )
-    add(store)
-    with_tools("resume", "t", "--model", "tiny", store=store)
-    assert started == []
-    add(store, inside, task="u", city="Rome")
-    log = tmp_path / "log.jsonl"
-    last = lines(with_tools("work", "--model", "tiny", "--json", "--log", str(log), store=store))[-1]
-    assert started == ["tiny"]
-    assert last["tasks"][0]["result"] == "It costs a lot."
-    kinds = [json.loads(line)["message"] for line in log.read_text().splitlines()]
-    assert {"RequestStarted", "TaskStepStarted"} <= set(kinds)
 
 
 # --- the chart, to the character ----------------------------------------------------------------------------
@@ -693,7 +802,7 @@ def rendered(family: task_view.Family, columns: int, now: float = 1_000_010.0) -
 
 
 def test_the_chart_fits_and_reads_without_colours() -> None:
-    assert rendered(made_up(), 75) == CHART
+    assert rendered(made_up(), 76) == CHART
     for columns in (40, 80, 120, 200):
         widths = {len(line) for line in rendered(made_up(), columns).splitlines() if "│" in line}
         assert max(widths) <= columns
@@ -709,6 +818,23 @@ def test_the_chart_of_what_still_runs_reaches_to_now() -> None:
     left = task_view.Family(family.state, "", events)
     row = next(line for line in rendered(left, 80).splitlines() if line.startswith("pay"))
     assert row.endswith("│ no worker")
+
+
+def test_what_could_not_be_undone_stands_out() -> None:
+    events = made_up().events[:12]
+    late = StepError(kind="timeout", message="no answer")
+    failed = UndoFailed(
+        task=TaskId("trip-1"), at=1_000_009.0, step=StepName("hotel"), error=late, then="give_up"
+    )
+    events = [*events, failed.model_copy(update={"seq": 13})]
+    family = task_view.Family(fold(None, events), "", events)
+    row = next(line for line in rendered(family, 80).splitlines() if line.startswith("hotel"))
+    assert row.rstrip().endswith("░░×│ not undone: timeout")
+    console = Console(width=100, highlight=False)
+    with console.capture() as shown:
+        console.print(task_view.task_view(family, 1_000_010.0))
+    assert "not undone  hotel: `flowstate task retry` goes on undoing" in shown.get()
+    assert "✗ hotel NOT UNDONE" in shown.get()
 
 
 @pytest.mark.parametrize(
