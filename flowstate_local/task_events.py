@@ -5,6 +5,7 @@ its sequence numbers have no gaps and two tasks never wait for each other. Its s
 """
 
 import re
+from functools import cached_property
 from typing import Annotated, Any, Literal, NewType
 
 from pydantic import Field, JsonValue, TypeAdapter
@@ -136,6 +137,17 @@ class WorkflowSpec(Frozen):
     planner: Literal["graph", "model"] = "graph"
     parallel: Annotated[int, Field(ge=1, le=64)] = 4
     """Steps that may run at once."""
+
+    @cached_property
+    def by_name(self) -> dict[StepName, StepSpec]:
+        """The steps by their names."""
+        return {step.name: step for step in self.steps}
+
+    @cached_property
+    def stands_in_for(self) -> dict[StepName, tuple[StepName, ...]]:
+        """Fallback -> the steps it stands in for."""
+        names = {step.fallback for step in self.steps if step.fallback is not None}
+        return {name: tuple(s.name for s in self.steps if s.fallback == name) for name in names}
 
 
 # --- events -------------------------------------------------------------------------------------------------------

@@ -118,20 +118,12 @@ class TaskState(Frozen):
 
     def spec(self, step: StepName) -> StepSpec:
         """The step's part of the workflow. Raises KeyError."""
-        return (
-            next(spec for spec in self.workflow.steps if spec.name == step)
-            if step in self.steps
-            else _no(step)
-        )
+        return self.workflow.by_name[step]
 
     @property
     def running(self) -> list[StepName]:
         """Steps that were started and have not ended."""
         return [name for name, step in self.steps.items() if step.status == "running"]
-
-
-def _no(step: str) -> StepSpec:
-    raise KeyError(step)
 
 
 def fold(state: TaskState | None, events: Iterable[TaskEvent]) -> TaskState:

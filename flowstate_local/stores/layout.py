@@ -86,12 +86,12 @@ class PackedEvents:
 
     def puts(self, prefix: bytes, head: Head) -> list[Put]:
         """What adds them to the log of a space, and makes `head` its head."""
-        last = [codec.pack(body + _LINE_END + json.dumps(vars(head)).encode()) for body in self._last]
+        last = [codec.pack(body + LINE_END + json.dumps(vars(head)).encode()) for body in self._last]
         packed = enumerate([*self._packed, *last], start=self._after + 1)
         return [Put("events", prefix + u64(seq), body) for seq, body in packed]
 
 
-_LINE_END = b"\n"
+LINE_END = b"\n"
 """JSON on one line has none."""
 LAST = b"\xff" * 8
 """No number is as high."""
@@ -100,7 +100,7 @@ LAST = b"\xff" * 8
 def decode_head(key: bytes, value: bytes) -> Head:
     """The head of a space from its last event. Raises CorruptValue."""
     subject = f"event seq {number_of(key)}"
-    _, _, head = codec.unseal("events", key, value, subject).partition(_LINE_END)
+    _, _, head = codec.unseal("events", key, value, subject).partition(LINE_END)
     try:
         return Head(**json.loads(head))
     except (ValueError, TypeError) as error:
@@ -124,7 +124,7 @@ def request_puts(prefix: bytes, end: rules.PersistPlan) -> list[Put]:
 def decode_event(key: bytes, value: bytes) -> Event:
     """Raises CorruptValue, UnknownVersion; so do the next four."""
     subject = f"event seq {number_of(key)}"
-    body, _, _ = codec.unseal("events", key, value, subject).partition(_LINE_END)
+    body, _, _ = codec.unseal("events", key, value, subject).partition(LINE_END)
     return codec.load_event(body, subject)
 
 

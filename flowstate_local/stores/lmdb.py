@@ -277,7 +277,7 @@ class LmdbStore:
             prefix, puts = view.prefix_or_new()
             puts += view.blob_puts(prefix, packed_blobs)
             puts += task_layout.event_puts(prefix, record.id, packed_events, expected_seq)
-            puts += task_layout.record_puts(prefix, head, view.task(record.id), after)
+            puts += task_layout.record_puts(prefix, head, view.entry(record.id), after)
             if packed_snapshot is not None:
                 puts.append(task_layout.snapshot_put(prefix, record.id, head.seq, packed_snapshot))
             return head, puts
@@ -310,7 +310,8 @@ class LmdbStore:
     def task(self, space: str, task: TaskId) -> TaskRecord | None:
         """See `Store.task`."""
         with self._view(space) as view:
-            return view.task(check_task_id(task))
+            entry = view.entry(check_task_id(task))
+        return None if entry is None else entry.record()
 
     def tasks(self, query: TaskQuery) -> Iterator[TaskRecord]:
         """See `Store.tasks`."""
@@ -320,9 +321,10 @@ class LmdbStore:
                 return
             with self._env.reading() as txn:
                 found = txn.get(task_layout.task_key(key), db=self._env.tables["tasks"])
-            record = None if found is None else task_layout.decode(task_layout.task_key(key), found)[1]
-            if record is not None and task_rules.fits(record, query):
-                yield record
+            if found is not None:
+                record = task_layout.Entry(task_layout.task_key(key), found).record()
+                if task_rules.fits(record, query):
+                    yield record
 
     def lease(self, space: str, task: TaskId) -> Lease | None:
         """See `Store.lease`."""
@@ -347,16 +349,16 @@ class LmdbStore:
         def plan(txn: Txn) -> tuple[TaskHead, list[layout.Put]]:
             view = _View(self._env, txn, space)
             head = task_rules.plan_compaction(view, task, upto)
-            record = view.task(task)
+            entry = view.entry(task)
             assert view.prefix is not None  # or it had no snapshot
-            assert record is not None
+            assert entry is not None
             puts = [
                 layout.Put(table, key, None)
                 for table, last in (("task_events", upto), ("task_snapshots", upto - 1))
                 for key in view.keys_of(table, *task_layout.span(view.prefix, task, last))
             ]
-            after = record.model_copy(update={"archived": True})
-            return head, [*puts, *task_layout.record_puts(view.prefix, head, record, after)]
+            after = entry.record().model_copy(update={"archived": True})
+            return head, [*puts, *task_layout.record_puts(view.prefix, head, entry, after)]
 
         check_space_name(space)
         check_task_id(task)
@@ -535,17 +537,15 @@ class _View:
         raw_key = layout.digest_bytes(key)
         return raw_key is not None and self.get("blobs", raw_key) is not None
 
-    def task_head(self, task: TaskId) -> TaskHead:
-        value = self.get("tasks", task.encode())
-        if value is None or self.prefix is None:
-            return TaskHead()
-        return task_layout.decode(self.prefix + task.encode(), value)[0]
-
-    def task(self, task: TaskId) -> TaskRecord | None:
+    def entry(self, task: TaskId) -> task_layout.Entry | None:
         value = self.get("tasks", task.encode())
         if value is None or self.prefix is None:
             return None
-        return task_layout.decode(self.prefix + task.encode(), value)[1]
+        return task_layout.Entry(self.prefix + task.encode(), value)
+
+    def task_head(self, task: TaskId) -> TaskHead:
+        entry = self.entry(task)
+        return TaskHead() if entry is None else entry.head()
 
     def has_snapshot(self, task: TaskId, seq: int) -> bool:
         return self.get("task_snapshots", task_layout.suffix(task, seq)) is not None

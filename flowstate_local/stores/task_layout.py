@@ -8,14 +8,15 @@ leases           space, task                          lease
 """
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from pydantic import ValidationError
 
 from flowstate_local.errors import CorruptValue
 from flowstate_local.stores import codec
 from flowstate_local.stores.base import Lease, TaskHead, TaskQuery
-from flowstate_local.stores.layout import Put, last_number_of, u64
+from flowstate_local.stores.layout import LINE_END, Put, last_number_of, u64
 from flowstate_local.task_events import TaskEvent, TaskId, TaskRecord
 
 MAX_SEQ = 2**63 - 1
@@ -57,25 +58,42 @@ def lease_put(prefix: bytes, task: TaskId, lease: Lease | None) -> Put:
     return Put("leases", prefix + task.encode(), None if lease is None else codec.pack(codec.dump(lease)))
 
 
-def record_puts(prefix: bytes, head: TaskHead, before: TaskRecord | None, after: TaskRecord) -> list[Put]:
+def record_puts(prefix: bytes, head: TaskHead, before: "Entry | None", after: TaskRecord) -> list[Put]:
     """What sets head and record of a task, and moves it in the indices."""
-    value = b'{"head":' + json.dumps(vars(head)).encode() + b',"record":' + codec.dump(after) + b"}"
+    value = json.dumps(vars(head)).encode() + LINE_END + codec.dump(after)
     puts = [Put("tasks", prefix + after.id.encode(), codec.pack(value))]
-    old = set() if before is None else set(_index_keys(prefix, before))
-    new = set(_index_keys(prefix, after))
+    old = set() if before is None else set(_index_keys(prefix, before.fields()))
+    new = set(_index_keys(prefix, vars(after)))
     puts += [Put("task_index", key, None) for key in sorted(old - new)]
     return puts + [Put("task_index", key, (codec.PLAIN, b"")) for key in sorted(new - old)]
 
 
-def decode(key: bytes, value: bytes) -> tuple[TaskHead, TaskRecord]:
-    """Head and record of a task from their place. Raises CorruptValue; so do the next three."""
-    subject = f"task {key[8:].decode(errors='replace')}"
-    body = codec.unseal("tasks", key, value, subject)
-    try:
-        fields = json.loads(body)
-        return TaskHead(**fields["head"]), TaskRecord.model_validate(fields["record"])
-    except (ValueError, TypeError, KeyError) as error:
-        raise CorruptValue(f"{subject}: not a task: {error}") from error
+class Entry:
+    """What the indices hold of a task, read as far as somebody asks.
+
+    Raises:
+        CorruptValue: from the constructor and from every method.
+    """
+
+    def __init__(self, key: bytes, value: bytes) -> None:
+        self._subject = f"task {key[8:].decode(errors='replace')}"
+        self._head, _, self._record = codec.unseal("tasks", key, value, self._subject).partition(LINE_END)
+
+    def head(self) -> TaskHead:
+        """Where its log stands."""
+        try:
+            return TaskHead(**json.loads(self._head))
+        except (ValueError, TypeError) as error:
+            raise CorruptValue(f"{self._subject}: not the head of a task: {error}") from error
+
+    def record(self) -> TaskRecord:
+        """The line about it."""
+        return codec.load(TaskRecord, self._record, self._subject)
+
+    def fields(self) -> dict[str, Any]:
+        """The same unchecked, for its keys: this release wrote it, and its checksum is right."""
+        fields: dict[str, Any] = json.loads(self._record)
+        return fields
 
 
 def decode_event(key: bytes, value: bytes) -> TaskEvent:
@@ -130,11 +148,11 @@ def task_key(index_key: bytes) -> bytes:
     return index_key[index_key.index(b"\0") + 9 :]
 
 
-def _index_keys(prefix: bytes, record: TaskRecord) -> Iterator[bytes]:
-    place = _micros(record.created_at) + prefix + record.id.encode()
-    yield _field(b"o", record.owner) + place
-    yield _field(b"s", record.status) + place
-    yield _field(b"p", record.current_step) + place
+def _index_keys(prefix: bytes, fields: Mapping[str, Any]) -> Iterator[bytes]:
+    place = _micros(fields["created_at"]) + prefix + fields["id"].encode()
+    yield _field(b"o", fields["owner"]) + place
+    yield _field(b"s", fields["status"]) + place
+    yield _field(b"p", fields["current_step"]) + place
     yield _field(b"c", "") + place
 
 

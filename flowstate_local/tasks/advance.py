@@ -4,14 +4,13 @@ This is the executor's half of a task's state machine: `task_state` says what ma
 """
 
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from flowstate_local.errors import FlowStateError
 from flowstate_local.repository import Reader
 from flowstate_local.task_events import (
     CompensationStarted,
-    Planned,
     StepError,
     StepName,
     StepSpec,
@@ -56,7 +55,9 @@ class Draft:
 
     def add(self, kind: type[Any], **fields: Any) -> None:
         """Append an event. Raises IllegalTransition."""
-        event = kind(task=self.state.id, at=self.now, **fields)
+        self._append(kind(task=self.state.id, at=self.now, **fields))
+
+    def _append(self, event: TaskEvent) -> None:
         self.state = apply(self.state, event)
         self.events.append(event)
 
@@ -118,8 +119,12 @@ class Draft:
 
     # --- what follows -------------------------------------------------------------------------------------
 
-    def steer(self, plans: Sequence[Plan]) -> None:
-        """Go on as far as can be without waiting: follow plans, end the task, or undo the next step."""
+    def steer(self, propose: Callable[[TaskState, float], Sequence[Plan]]) -> None:
+        """Go on as far as can be without waiting: follow plans, end the task, or undo the next step.
+
+        Args:
+            propose: plans for a state and a time.
+        """
         if self.state.finished:
             return
         if self.state.cancelled and not self.state.compensating:
@@ -134,7 +139,7 @@ class Draft:
         if self.state.compensating:
             self._undo_next()
         elif not self._ended():
-            for plan in plans:
+            for plan in propose(self.state, self.now):
                 self._follow(plan)
 
     def _ended(self) -> bool:
@@ -160,7 +165,7 @@ class Draft:
         )
         if planned is None:
             return
-        self.add(Planned, **planned.model_dump(exclude={"task", "at", "kind"}))
+        self._append(planned)
         if planned.choice.do == "run":
             self._start(StepName(planned.choice.step))
         elif planned.choice.do == "complete":
@@ -209,9 +214,20 @@ class Draft:
             key = step.undo_key or uuid.uuid4().hex
             self.add(UndoStarted, step=name, attempt=step.undo_attempt + 1, idempotency_key=key)
         elif not any(step.undo == "pending" for step in steps.values()):
-            left = [name for name, step in steps.items() if step.undo == "failed"]
-            why = self.state.error.message if self.state.error else ""
-            self._status("failed", f"{why}; not undone: {', '.join(left)}" if left else why)
+            self._status("failed", "; ".join(filter(None, self._epitaph())))
+
+    def _epitaph(self) -> Iterator[str]:
+        """Why the task failed, and what of it may still be there."""
+        steps = self.state.steps.items()
+        yield self.state.error.message if self.state.error else ""
+        if left := [name for name, step in steps if step.undo == "failed"]:
+            yield f"not undone: {', '.join(left)}"
+        if unknown := [
+            n
+            for n, step in steps
+            if step.error and step.status != "completed" and step.error.kind == "unknown_outcome"
+        ]:
+            yield f"perhaps done: {', '.join(unknown)}"
 
     def _pause(self, reason: str) -> None:
         if self.state.status == "running":

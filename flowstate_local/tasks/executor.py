@@ -6,11 +6,12 @@ was under way, without ever doing anything twice that must not be done twice.
 
 import asyncio
 import time
-from collections.abc import Awaitable, Mapping
+from collections.abc import Awaitable, Coroutine, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from flowstate_local.errors import FlowStateError
+from flowstate_local.errors import FlowStateError, IllegalTransition, UnknownTask
 from flowstate_local.events import Cause, RequestStarted
 from flowstate_local.loop import Agent, RequestResult
 from flowstate_local.protocol import ToolCall
@@ -209,28 +210,51 @@ class Executor:
     async def _delegate(
         self, state: TaskState, spec: StepSpec, action: TaskAction, now: StepState
     ) -> Outcome:
-        key = now.idempotency_key
+        key, child = now.idempotency_key, child_of(spec, now)
+        assert child is not None
         reader = self._manager.store.reader(self._manager.space)
         params = resolved(dict(action.params), state, reader)
-        child = TaskId(f"{spec.name[:40]}-{key[:8]}-{now.attempt}")
-        ended = await self._sub_tasks.run_child(action, params, child, (state.id, spec.name))
+        work = self._sub_tasks.run_child(action, params, child, (state.id, spec.name))
+        ended, in_time = await self._within(work, child, spec.timeout_s)
+        if not in_time:
+            message = f"sub-task {child} had not ended after {spec.timeout_s:g} s, and was cancelled"
+            return Outcome(spec.name, key, error=_error("timeout", message, now, retryable=True), child=child)
         if ended.status == "completed":
             return Outcome(spec.name, key, output=ended.result or Value(), child=child)
         if ended.status == "failed":
             why = f"{ended.error.kind}: {ended.error.message}" if ended.error else ended.reason
-            return Outcome(
-                spec.name, key, error=_error("subtask_failed", f"{child}: {why}", now), child=child
-            )
+            error = _error("subtask_failed", f"{child}: {why}", now)
+            return Outcome(spec.name, key, error=error, child=child)
         return Outcome(
             spec.name, key, suspended=f"sub-task {child} is {ended.status}: {ended.reason}", child=child
         )
+
+    async def _within(
+        self, work: Coroutine[Any, Any, TaskState], child: TaskId, timeout_s: float | None
+    ) -> tuple[TaskState, bool]:
+        """How a sub-task ended, and whether that was in time; one that wasn't is wound up first."""
+        running = asyncio.ensure_future(work)
+        try:
+            done, _ = await asyncio.wait({running}, timeout=timeout_s)
+            if not done:
+                self.cancel_child(child, "its parent gave it no more time")
+            return await running, bool(done)
+        except asyncio.CancelledError:
+            running.cancel()
+            raise
+
+    def cancel_child(self, child: TaskId, reason: str) -> None:
+        """Ask a sub-task to end; it winds itself up. One that has ended, or wasn't begun yet, is left alone."""
+        with suppress(IllegalTransition, UnknownTask):
+            self._manager.cancel(child, reason)
 
     # --- whatever happens ---------------------------------------------------------------------------------
 
     async def _timed(self, spec: StepSpec, now: StepState, work: Awaitable[Outcome]) -> Outcome:
         async def limited() -> Outcome:
             try:
-                async with asyncio.timeout(spec.timeout_s):
+                # A sub-task is wound up when its time is over, not cut off.
+                async with asyncio.timeout(None if isinstance(spec.action, TaskAction) else spec.timeout_s):
                     return await work
             except TimeoutError:
                 message = f"no result after {spec.timeout_s:g} s" if spec.timeout_s else "it timed out"
@@ -250,6 +274,13 @@ class Executor:
         except Exception as error:
             failure = StepError(kind="raised", message=f"{type(error).__name__}: {error}", attempt=attempt)
         return Outcome(step, key, error=failure, duration_s=time.monotonic() - started)
+
+
+def child_of(spec: StepSpec, now: StepState) -> TaskId | None:
+    """The id of the sub-task of a step's present try; None if the step has no sub-task."""
+    if not isinstance(spec.action, TaskAction):
+        return None
+    return TaskId(f"{spec.name[:40]}-{now.idempotency_key[:8]}-{now.attempt}")
 
 
 def _error(kind: str, message: str, now: StepState, *, retryable: bool = False) -> StepError:

@@ -18,7 +18,7 @@ class Verdict:
 
 def awake(state: TaskState, name: StepName) -> bool:
     """A fallback sleeps until a step hands over to it."""
-    owners = [spec.name for spec in state.workflow.steps if spec.fallback == name]
+    owners = state.workflow.stands_in_for.get(name, ())
     return not owners or any(state.steps[owner].handed_over for owner in owners)
 
 
@@ -78,7 +78,7 @@ def verdict(state: TaskState) -> Verdict | None:
 
 def _is_fallback(state: TaskState, name: StepName) -> bool:
     """Whoever it stands in for answers for it."""
-    return any(spec.fallback == name for spec in state.workflow.steps)
+    return name in state.workflow.stands_in_for
 
 
 def _last_error(state: TaskState, spec: StepSpec) -> StepError | None:

@@ -107,7 +107,7 @@ def why(manager: TaskManager[Any], task: str, *, step: str | None = None, seq: i
     if place is None:
         about = f"to run {step}" if step else "in"
         raise UnknownTask(f"nothing was decided {about} task {task} up to version {state.seq}")
-    return _explain(state, events, place)
+    return _explain(state, events, place, {})
 
 
 def decisions(manager: TaskManager[Any], task: str) -> Iterator[Planned]:
@@ -123,7 +123,14 @@ def _last_decision(events: list[TaskEvent], step: str | None) -> int | None:
     return None
 
 
-def _explain(state: TaskState, events: list[TaskEvent], place: int) -> Decision:
+def _explain(state: TaskState, events: list[TaskEvent], place: int, known: dict[int, Decision]) -> Decision:
+    # Many ways lead to one decision: each is explained once.
+    if place not in known:
+        known[place] = _explained(state, events, place, known)
+    return known[place]
+
+
+def _explained(state: TaskState, events: list[TaskEvent], place: int, known: dict[int, Decision]) -> Decision:
     planned = events[place]
     assert isinstance(planned, Planned)
     step = planned.choice.step
@@ -136,7 +143,7 @@ def _explain(state: TaskState, events: list[TaskEvent], place: int) -> Decision:
         planned=planned,
         inputs=started.inputs if started else {},
         failures=tuple(_failures(earlier)),
-        rests_on=tuple(_explain(state, earlier, hop) for hop in below if hop is not None),
+        rests_on=tuple(_explain(state, events, hop, known) for hop in below if hop is not None),
     )
 
 

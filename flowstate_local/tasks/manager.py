@@ -39,6 +39,8 @@ from flowstate_local.tasks import leases, values
 MAX_TRIES = 10_000
 """Lost races after which a writer gives up: something else must be wrong."""
 MAX_CACHED = 1_024
+CROWDED = 16
+"""Commits after a lost race for which the store is looked at before deciding."""
 
 S = TypeVar("S", bound=BaseModel)
 StateMigration = Callable[[dict[str, Any]], dict[str, Any]]
@@ -83,6 +85,7 @@ class TaskManager(Generic[S]):
         self._state_migrations = dict(state_migrations or {})
         self._snapshot_every = snapshot_every
         self._cache: OrderedDict[TaskId, TaskState] = OrderedDict()
+        self._crowded = 0
         self._lock = threading.Lock()
 
     # --- create and read ----------------------------------------------------------------------------------
@@ -233,15 +236,18 @@ class TaskManager(Generic[S]):
             ConflictError: no end of lost races.
         """
         for tries in range(MAX_TRIES):
-            state = self.get(task)
+            state = self._newest(task, look=tries > 0)
             events = decide(state)
             if not events:
                 return state
             try:
-                return self._append(state, events, blobs or {}, snapshot=snapshot)
+                after = self._append(state, events, blobs or {}, snapshot=snapshot)
+                self._crowded = max(self._crowded - 1, 0)
+                return after
             except ConflictError:
                 with self._lock:
                     self.conflicts += 1
+                self._crowded = CROWDED
                 # Losers spread out, or they meet again.
                 time.sleep(random.uniform(0, min(0.001 * 2 ** min(tries, 5), 0.02)))
         raise ConflictError(f"task {task}: {MAX_TRIES} tries, and another writer was first each time")
@@ -332,8 +338,10 @@ class TaskManager(Generic[S]):
 
         def decide(state: TaskState) -> list[TaskEvent]:
             events: list[TaskEvent] = [CancelRequested(task=state.id, at=self.clock(), reason=reason)]
-            untouched = not state.running and not any(s.status == "completed" for s in state.steps.values())
-            return [*events, *self._status(state, "failed", reason)] if untouched else events
+            if all(step.attempt == 0 for step in state.steps.values()):
+                return [*events, *self._status(state, "failed", reason)]
+            # A paused one has to run once more, to be wound up.
+            return [*events, *self._status(state, "running", reason)] if state.status == "paused" else events
 
         return self.commit(task, decide)
 
@@ -391,6 +399,12 @@ class TaskManager(Generic[S]):
             numbered = [e.model_copy(update={"seq": before + i}) for i, e in enumerate(events, start=1)]
             self.listener(numbered)
         return after
+
+    def _newest(self, task: str, *, look: bool) -> TaskState:
+        """The state to decide on. Alone with a task, what this manager wrote last is the newest: the version tells."""
+        with self._lock:
+            cached = self._cache.get(cast(TaskId, task))
+        return self.get(task) if look or self._crowded or cached is None else cached
 
     def _remember(self, state: TaskState) -> TaskState:
         with self._lock:

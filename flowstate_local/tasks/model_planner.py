@@ -55,8 +55,6 @@ class ModelPlanner:
         sampling: decoding parameters; the default is the paper's preset.
     """
 
-    slow = True
-
     def __init__(
         self, engine: Engine, manager: TaskManager[Any], *, sampling: Sampling | None = None
     ) -> None:

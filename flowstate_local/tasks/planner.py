@@ -30,9 +30,6 @@ class Plan:
 class Planner(Protocol):
     """Decides what is done next."""
 
-    slow: bool
-    """Whether it waits for a model: then what has ended is made durable first."""
-
     async def plan(self, state: TaskState, now: float) -> Sequence[Plan]:
         """Proposals for this state, each for one action; none if it's best to wait."""
 
@@ -40,10 +37,12 @@ class Planner(Protocol):
 class GraphPlanner:
     """Starts every step that is ready, in the order of the workflow, as many as may run at once."""
 
-    slow = False
-
     async def plan(self, state: TaskState, now: float) -> Sequence[Plan]:
         """See `Planner.plan`."""
+        return self.propose(state, now)
+
+    def propose(self, state: TaskState, now: float) -> Sequence[Plan]:
+        """The same, for those who can't wait."""
         free = state.workflow.parallel - len(state.running)
         return [
             Plan(PlannedAction(do="run", step=step), _why_ready(state, step), "graph")
@@ -55,7 +54,7 @@ def _why_ready(state: TaskState, step: StepName) -> str:
     now, spec = state.steps[step], state.spec(step)
     if now.error is not None and now.status == "pending" and now.attempt:
         return f"try {now.attempt + 1} after {now.error.kind}"
-    owners = [s.name for s in state.workflow.steps if s.fallback == step]
+    owners = state.workflow.stands_in_for.get(step)
     if owners:
         return f"stands in for {', '.join(owners)}"
     if not spec.needs:

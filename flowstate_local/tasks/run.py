@@ -11,7 +11,7 @@ Whatever kills the process, the log holds what was done; `run` goes on from ther
 
 import asyncio
 import time
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from flowstate_local import logs
@@ -28,9 +28,17 @@ from flowstate_local.task_events import (
 from flowstate_local.task_state import TaskState
 from flowstate_local.tasks import graph, leases
 from flowstate_local.tasks.advance import Draft
-from flowstate_local.tasks.executor import Executor, Outcome
+from flowstate_local.tasks.executor import Executor, Outcome, child_of
 from flowstate_local.tasks.manager import TaskManager
-from flowstate_local.tasks.planner import Plan, Planner
+from flowstate_local.tasks.planner import GraphPlanner, Plan, Planner
+
+Propose = Callable[[TaskState, float], Sequence[Plan]]
+"""Plans for a state and a time, at once."""
+
+
+def _wait_for_plans(state: TaskState, now: float) -> Sequence[Plan]:
+    """A model is asked once what has ended is durable."""
+    return []
 
 
 class TaskRun:
@@ -62,6 +70,9 @@ class TaskRun:
         self._poll_s = poll_s
         self._grace_s = grace_s
         self._work: dict[asyncio.Task[Outcome], tuple[StepName, str]] = {}
+        self._cancelled: set[TaskId] = set()
+        """Sub-tasks that were asked to end."""
+        self._stopped: asyncio.Future[Any] | None = None
         self._start_wall = 0.0
         self._start_mono = 0.0
 
@@ -115,24 +126,21 @@ class TaskRun:
 
     async def _turn(self, state: TaskState, outcomes: Sequence[Outcome]) -> TaskState:
         """Record what ended, decide what follows, and start it."""
-        if self._planner.slow and outcomes:
-            state = await self._commit(state.id, outcomes, [])
-            outcomes = []
-        plans = await self._plans(state, outcomes)
-        return await self._commit(state.id, outcomes, plans)
+        if not outcomes:
+            state = self._manager.get(state.id)  # what others wrote
+        if isinstance(self._planner, GraphPlanner):
+            return await self._commit(state.id, outcomes, self._planner.propose)
+        state = await self._commit(state.id, outcomes, _wait_for_plans)
+        plans = await self._plans(state)
+        return await self._commit(state.id, [], lambda _, now: plans) if plans else state
 
-    async def _plans(self, state: TaskState, outcomes: Sequence[Outcome]) -> Sequence[Plan]:
-        if self._stop.is_set():
+    async def _plans(self, state: TaskState) -> Sequence[Plan]:
+        if self._stop.is_set() or state.status != "running" or state.compensating or state.cancelled:
             return []
-        preview = self._draft(self._manager.get(state.id))
-        preview.settle(outcomes)
-        preview.steer([])
-        after = preview.state
-        if after.status != "running" or after.compensating or after.cancelled:
-            return []
-        return await self._planner.plan(after, preview.now)
+        return await self._planner.plan(state, self.now())
 
-    async def _commit(self, task: TaskId, outcomes: Sequence[Outcome], plans: Sequence[Plan]) -> TaskState:
+    async def _commit(self, task: TaskId, outcomes: Sequence[Outcome], propose: Propose) -> TaskState:
+        """Append what follows, all at once; then start what it started."""
         blobs: dict[str, bytes] = {}
         written: list[TaskEvent] = []
 
@@ -140,7 +148,7 @@ class TaskRun:
             draft = self._draft(state)
             draft.settle(outcomes)
             if not self._stop.is_set():
-                draft.steer(plans)
+                draft.steer(propose)
             blobs.update(draft.blobs)
             written[:] = draft.events
             return draft.events
@@ -177,25 +185,33 @@ class TaskRun:
     async def _wait(self, state: TaskState) -> list[Outcome]:
         """Until something ends, another try is due, somebody calls stop, or it's time to look around."""
         if state.cancelled and not state.compensating:
-            for work in self._work:
-                work.cancel()
+            self._cancel_work(state)
         if self._stop.is_set():
             return await self._wind_up()
         until = graph.waiting_until(state)
         timeout = self._poll_s if until is None else min(self._poll_s, max(until - self.now(), 0.0))
-        stopped = asyncio.ensure_future(self._stop.wait())
-        try:
-            await asyncio.wait({*self._work, stopped}, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            stopped.cancel()
+        if self._stopped is None:
+            self._stopped = asyncio.ensure_future(self._stop.wait())
+        await asyncio.wait({*self._work, self._stopped}, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
         return self._collect(state)
+
+    def _cancel_work(self, state: TaskState) -> None:
+        """Stop what runs; a sub-task is asked to wind itself up, and undoes what it did."""
+        for work, (name, _) in self._work.items():
+            child = child_of(state.spec(name), state.steps[name])
+            if child is None:
+                work.cancel()
+            elif child not in self._cancelled:
+                self._cancelled.add(child)
+                self._executor.cancel_child(child, state.cancelled)
 
     async def _wind_up(self) -> list[Outcome]:
         """Let what runs end; what takes too long is left to whoever resumes the task."""
         if not self._work:
             return []
         done, late = await asyncio.wait(self._work, timeout=self._grace_s)
-        outcomes = [work.result() for work in done]
+        # A sub-task that stopped on its way, as this one does, isn't paused: it goes on with its parent.
+        outcomes = [work.result() for work in done if not work.result().suspended]
         for work in late:
             work.cancel()
         self._work = {}
@@ -209,6 +225,8 @@ class TaskRun:
         return outcomes
 
     async def _abandon(self) -> None:
+        if self._stopped is not None:
+            self._stopped.cancel()
         for work in self._work:
             work.cancel()
         await asyncio.gather(*self._work, return_exceptions=True)

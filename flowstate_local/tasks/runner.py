@@ -8,7 +8,7 @@ from typing import Any
 from pydantic import JsonValue
 
 from flowstate_local.engines.base import Engine
-from flowstate_local.errors import IllegalTransition, StoreBusy, UnknownTask, UsageError
+from flowstate_local.errors import FlowStateError, IllegalTransition, StoreBusy, UnknownTask, UsageError
 from flowstate_local.loop import Agent
 from flowstate_local.task_events import (
     Parent,
@@ -174,6 +174,8 @@ class Runner:
 
         def decide(state: TaskState) -> list[TaskEvent]:
             known = _step(state, step)
+            if state.finished:
+                raise _ended(state, "retry it first, if it failed")
             done = TaskStepFinished(
                 task=state.id,
                 at=self.manager.clock(),
@@ -241,16 +243,19 @@ class Runner:
         return ended
 
     async def _try(self, task: TaskId) -> TaskState | None:
-        """Run a task unless somebody else does."""
+        """Run a task, unless somebody else does; one that can't be run harms no other."""
         try:
             return await self.run(task)
         except StoreBusy:
             return None
+        except FlowStateError as error:
+            logger.error("task %s can't go on: %s", task, error)
+            return None
 
     def _runnable(self) -> list[TaskId]:
-        """Tasks to take up; a sub-task is taken up by its parent."""
+        """Tasks to take up; a sub-task is taken up by its parent, if that lives."""
         found = [*self.manager.tasks(status="running"), *self.manager.tasks(status="pending")]
-        return [record.id for record in found if record.parent is None]
+        return [r.id for r in found if r.parent is None or self.manager.get(r.parent.task).finished]
 
     def _planner_of(self, workflow: WorkflowSpec) -> Planner:
         if self._planner is not None:

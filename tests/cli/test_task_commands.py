@@ -592,7 +592,7 @@ class TestDeciding:
             (["archive", "t", "--older-than", "1d"], "give a task, or --older-than"),
             (["archive", "--older-than", "soon"], "'soon' is no duration"),
             (["archive", "nobody"], "no task 'nobody'"),
-            (["settle", "t", "pay", "1"], "not running or paused"),
+            (["settle", "t", "pay", "1"], "task t is failed"),
             (["resume", "t", "--no-run"], "You may retry it"),
             (["retry", "t", "--step", "nothing", "--no-run"], "no step 'nothing'"),
         ],

@@ -283,3 +283,14 @@ async def test_a_lost_value_is_found(tmp_path: Path) -> None:
     with LmdbStore.open(tmp_path / "store") as store:
         (fault,) = verify(TaskManager[Any](store, "s"))
         assert "not in this space" in fault.problem
+
+
+async def test_why_explains_each_decision_once_however_many_ways_lead_there(
+    manager: TaskManager[Any],
+) -> None:
+    layers = [[f"l{i:02}x{j}" for j in range(4)] for i in range(12)]
+    steps = [call(name, needs=layers[i - 1] if i else ()) for i, layer in enumerate(layers) for name in layer]
+    manager.create(flow(*steps), task="t")
+    await Runner(manager, TOOLS).run("t")
+    reason = history.why(manager, "t", step="l11x0")
+    assert reason.rests_on[0].rests_on[0] is reason.rests_on[1].rests_on[0]

@@ -689,3 +689,75 @@ async def test_an_agent_step_without_an_agent_fails_with_words(
     state = await run(manager, world, flow(ask))
     assert state.error is not None
     assert state.error.kind == "no_agent"
+
+
+# --- what a second pair of eyes found -----------------------------------------------------------------------
+
+
+def nested(**fields: Any) -> WorkflowSpec:
+    """A task whose only step is a sub-task that books and then takes its time."""
+    inner = flow(call("book", undo=UNDO), call("wait", needs=["book"], args={"wait": 60.0}))
+    sub = StepSpec(name=StepName("sub"), action=TaskAction(workflow=inner), **fields)
+    return flow(sub)
+
+
+async def test_cancelling_a_task_winds_up_its_sub_task(manager: TaskManager[Any], world: World) -> None:
+    manager.create(nested(), task="t")
+    task = asyncio.ensure_future(runner_of(manager, world).run("t"))
+    await until(lambda: "say wait" in world.calls)
+    manager.cancel("t", "changed our mind")
+    state = await asyncio.wait_for(task, 5)
+    assert (state.status, state.reason) == ("failed", "changed our mind")
+    (child,) = [r for r in manager.tasks() if r.parent is not None]
+    assert child.status == "failed"
+    assert world.calls[-1] == "unsay book"
+
+
+async def test_a_sub_task_that_takes_too_long_is_wound_up_before_the_next_try(
+    manager: TaskManager[Any], world: World
+) -> None:
+    again = RetryRule(kinds=("timeout",), then="now", times=2)
+    manager.create(nested(timeout_s=0.1, retry=(again,)), task="t")
+    state = await asyncio.wait_for(runner_of(manager, world).run("t"), 10)
+    assert state.error is not None
+    assert (state.status, state.error.kind) == ("failed", "timeout")
+    children = [r for r in manager.tasks() if r.parent is not None]
+    assert [child.status for child in children] == ["failed", "failed"]
+    assert world.calls.count("unsay book") == 2
+
+
+async def test_a_stop_leaves_a_parent_running_with_its_sub_task(
+    manager: TaskManager[Any], world: World
+) -> None:
+    inner = flow(call("one", args={"wait": 0.1}), call("two", needs=["one"]))
+    sub = StepSpec(name=StepName("sub"), action=TaskAction(workflow=inner))
+    manager.create(flow(sub), task="t")
+    runner = runner_of(manager, world)
+    task = asyncio.ensure_future(runner.run("t"))
+    await until(lambda: "say one" in world.calls)
+    runner.stop()
+    assert (await task).status == "running"
+    (state,) = await runner_of(manager, world).drain()
+    assert state.status == "completed"
+    assert world.calls == ["say one", "say two"]
+
+
+async def test_a_task_that_cannot_run_harms_no_other(manager: TaskManager[Any], world: World) -> None:
+    manager.create(flow(call("a"), planner="model"), task="bad")
+    manager.create(flow(call("a")), task="good")
+    states = {state.id: state.status for state in await runner_of(manager, world).drain()}
+    assert states == {"bad": "pending", "good": "completed"}
+
+
+async def test_a_cancelled_task_cannot_be_settled_and_says_what_may_have_happened(
+    manager: TaskManager[Any], world: World
+) -> None:
+    await interrupted(manager, world, flow(call("a", "pay"), call("b", needs=["a"])), "pay a")
+    runner = runner_of(manager, world)
+    assert (await runner.run("t")).status == "paused"
+    manager.cancel("t", "enough")
+    (state,) = await runner.drain()
+    assert (state.status, state.reason) == ("failed", "enough; perhaps done: a")
+    with pytest.raises(IllegalTransition, match="failed"):
+        runner.settle("t", "a", 1)
+    assert manager.get("t").status == "failed"
