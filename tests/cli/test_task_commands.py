@@ -17,9 +17,11 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner, Result
 
-from flowstate_local.cli import task as task_commands
-from flowstate_local.cli import task_view
 from flowstate_local.cli.main import app
+from flowstate_local.cli.task import worker
+from flowstate_local.cli.task.chart import Gantt
+from flowstate_local.cli.task.state_view import task_view
+from flowstate_local.cli.task.words import Family, one_line, seconds_text
 from flowstate_local.stores.lmdb import LmdbStore
 from flowstate_local.task_events import (
     CompensationStarted,
@@ -299,7 +301,7 @@ class TestRun:
             started.append(choice.model)
             yield ScriptedEngine([step(message="It costs a lot."), step(message="Still.")])
 
-        monkeypatch.setattr(task_commands, "opened_engine", scripted)
+        monkeypatch.setattr(worker, "opened_engine", scripted)
         with_tools("run", buy, "--param", "what=tea", store=store)
         assert started == []
         (tmp_path / "ask.yaml").write_text(ASK)
@@ -429,7 +431,7 @@ class TestWork:
             started.append(choice.model)
             yield ScriptedEngine(lambda _: step(message="a lot"))
 
-        monkeypatch.setattr(task_commands, "opened_engine", scripted)
+        monkeypatch.setattr(worker, "opened_engine", scripted)
         (tmp_path / "ask.yaml").write_text(ASK)
         asks = load(tmp_path / "ask.yaml").spec
         for name in ("t1", "t2"):
@@ -726,7 +728,7 @@ class TestLooking:
 # --- the chart, to the character ----------------------------------------------------------------------------
 
 
-def made_up() -> task_view.Family:
+def made_up() -> Family:
     """A task of 10 seconds: steps in parallel, a second try, a failure, an undoing, a blocked step."""
     workflow = WorkflowSpec(
         name="trip",
@@ -776,7 +778,7 @@ def made_up() -> task_view.Family:
         at(10, TaskStatusChanged, status="failed"),
     ]
     numbered = [event.model_copy(update={"seq": seq}) for seq, event in enumerate(events, start=1)]
-    return task_view.Family(fold(None, numbered), "", numbered)
+    return Family(fold(None, numbered), "", numbered)
 
 
 CHART = """\
@@ -794,10 +796,10 @@ tell  │···································�
 """
 
 
-def rendered(family: task_view.Family, columns: int, now: float = 1_000_010.0) -> str:
+def rendered(family: Family, columns: int, now: float = 1_000_010.0) -> str:
     console = Console(width=columns, file=open(os.devnull, "w"), record=True)  # noqa: SIM115
     with console.file:
-        console.print(task_view.Gantt(family, now))
+        console.print(Gantt(family, now))
     return console.export_text()
 
 
@@ -811,11 +813,11 @@ def test_the_chart_fits_and_reads_without_colours() -> None:
 def test_the_chart_of_what_still_runs_reaches_to_now() -> None:
     family = made_up()
     events = family.events[:9]
-    family = task_view.Family(fold(None, events), "me", events)
+    family = Family(fold(None, events), "me", events)
     row = next(line for line in rendered(family, 80, 1_000_010.0).splitlines() if line.startswith("pay"))
     assert row.count("▒") > 20
     assert row.endswith("│ 5.0 s")
-    left = task_view.Family(family.state, "", events)
+    left = Family(family.state, "", events)
     row = next(line for line in rendered(left, 80).splitlines() if line.startswith("pay"))
     assert row.endswith("│ no worker")
 
@@ -827,12 +829,12 @@ def test_what_could_not_be_undone_stands_out() -> None:
         task=TaskId("trip-1"), at=1_000_009.0, step=StepName("hotel"), error=late, then="give_up"
     )
     events = [*events, failed.model_copy(update={"seq": 13})]
-    family = task_view.Family(fold(None, events), "", events)
+    family = Family(fold(None, events), "", events)
     row = next(line for line in rendered(family, 80).splitlines() if line.startswith("hotel"))
     assert row.rstrip().endswith("░░×│ not undone: timeout")
     console = Console(width=100, highlight=False)
     with console.capture() as shown:
-        console.print(task_view.task_view(family, 1_000_010.0))
+        console.print(task_view(family, 1_000_010.0))
     assert "not undone  hotel: `flowstate task retry` goes on undoing" in shown.get()
     assert "✗ hotel NOT UNDONE" in shown.get()
 
@@ -849,11 +851,11 @@ def test_what_could_not_be_undone_stands_out() -> None:
     ],
 )
 def test_durations_are_said_in_the_unit_that_fits(seconds: float, said: str) -> None:
-    assert task_view.seconds_text(seconds) == said
+    assert seconds_text(seconds) == said
 
 
 def test_characters_that_steer_a_terminal_are_not_printed() -> None:
-    assert task_view.one_line("a\x1b[2Jb\nc", 20) == "a�[2Jb c"
+    assert one_line("a\x1b[2Jb\nc", 20) == "a�[2Jb c"
 
 
 COMMANDS = [command.name for command in task_commands.app.registered_commands]
