@@ -18,6 +18,7 @@ from rich.console import Console
 from typer.testing import CliRunner, Result
 
 from flowstate_local.cli.main import app
+from flowstate_local.cli.task import app as task_app
 from flowstate_local.cli.task import worker
 from flowstate_local.cli.task.chart import Gantt
 from flowstate_local.cli.task.state_view import task_view
@@ -858,7 +859,7 @@ def test_characters_that_steer_a_terminal_are_not_printed() -> None:
     assert one_line("a\x1b[2Jb\nc", 20) == "a�[2Jb c"
 
 
-COMMANDS = [command.name for command in task_commands.app.registered_commands]
+COMMANDS = [command.name for command in task_app.registered_commands]
 
 
 def test_there_are_these_commands() -> None:
