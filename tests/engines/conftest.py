@@ -20,6 +20,12 @@ from flowstate_local.testing import ScriptedEngine
 WINDOW = 2048
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What closes the engine of the session comes last, in whichever file it stands."""
+    items.sort(key=lambda item: item.name.startswith("test_closing_twice"))
+
+
 @pytest.fixture(scope="session")
 def anyio_backend() -> str:
     return "asyncio"

@@ -233,7 +233,7 @@ async def test_the_same_text_has_the_same_ids_every_time(engine: Engine) -> None
     assert engine.tokenizer.encode(text) == first_copy
 
 
-# --- the end: the last test, since it closes the engine of the session --------------------------------------
+# --- the end: conftest puts it last, since it closes the engine of the session ------------------------------
 
 
 @every_engine
