@@ -100,6 +100,50 @@ def step_constraint(profile: Profile, toolbox: Toolbox, facts: StepFacts, max_to
     return Constraint("json", _Step(profile, toolbox, facts, max_tokens).text())
 
 
+def react_constraint(
+    profile: Profile, toolbox: Toolbox, max_tokens: int, *, may_act: bool = True
+) -> Constraint:
+    """The grammar of one step of a plain ReAct agent: a thought, and then calls or a reply.
+
+    Args:
+        profile: which library masks the tokens.
+        toolbox: the tools of the request.
+        max_tokens: tokens the engine will generate at most, the one that ends the sequence included.
+        may_act: whether calls are allowed now.
+
+    Raises:
+        GrammarError: a tool's shortest call needs more than `max_tokens`.
+    """
+    if profile == "outlines":
+        return Constraint("regex", _react_regex(toolbox, may_act=may_act))
+    step = _Step(profile, toolbox, StepFacts(may_record=False), max_tokens)
+    room = step.room - MAX_THOUGHT_BYTES
+    thought = _dump(text(0, MAX_THOUGHT_BYTES, MAX_THOUGHT_BYTES, lines=False))
+    shapes = []
+    if may_act and len(toolbox):
+        shapes.append(_react_shape(thought, step.needed_calls(room - 4).text, _SILENT.text))
+    if (said := step.message(room - 4)) is not None:
+        shapes.append(_react_shape(thought, _EMPTY.text, said.text))
+    if not shapes:
+        raise GrammarError(
+            f"no step fits {max_tokens} tokens", keyword="max_tokens", hint="Raise max_tokens."
+        )
+    defs = ",".join(f"{_dump(name)}:{schema}" for name, schema in step.defs.items())
+    options = f',"x-guidance":{_X_GUIDANCE}' if profile == "guidance" else ""
+    return Constraint("json", f'{{"anyOf":[{",".join(shapes)}],"$defs":{{{defs}}}{options}}}')
+
+
+MAX_THOUGHT_BYTES = 240
+
+
+def _react_shape(thought: str, calls: str, message: str) -> str:
+    return (
+        f'{{"type":"object","properties":{{"thought":{thought},"tool_calls":{calls},'
+        f'"assistant_message":{message}}},"required":["thought","tool_calls","assistant_message"],'
+        '"additionalProperties":false}'
+    )
+
+
 # --- guidance and xgrammar: one grammar per step ------------------------------------------------------------------
 
 
@@ -589,6 +633,16 @@ def _step_regex(toolbox: Toolbox, defer: str, looks: bool, acts: bool) -> str:
     if acts:
         shapes.append((r"\[\]", delta, calls, '""'))
     return _shapes_regex(shapes)
+
+
+def _react_regex(toolbox: Toolbox, *, may_act: bool) -> str:
+    said = r'"([^"\\\x00-\x20\x7F-\x9F]|\\["\\])([^"\\\x00-\x1F\x7F-\x9F]|\\["\\/bfnrt])*"'
+    ends = [rf'\[\],"assistant_message":{said}']
+    if may_act and len(toolbox):
+        call = _calls_regex(toolbox)
+        ends.append(rf'\[{call}(,{call})?\],"assistant_message":""')
+    thought = r'"([^"\\\x00-\x1F\x7F-\x9F]|\\["\\])*"'
+    return _affordable(rf'\{{"thought":{thought},"tool_calls":({"|".join(ends)})\}}', toolbox)
 
 
 def _shapes_regex(shapes: Iterable[tuple[str, str, str, str]]) -> str:

@@ -4,6 +4,7 @@ template = load("market_report.yaml", toolbox)
 manager.create(template.spec, template.bind({"topic": "tea"}))
 """
 
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,8 +24,8 @@ from flowstate_local.task_events import (
     ToolUse,
     WorkflowSpec,
 )
-from flowstate_local.tasks import workflow_types
-from flowstate_local.tasks.references import Reference, references
+from flowstate_local.tasks import workflow_file, workflow_types
+from flowstate_local.tasks.references import references
 from flowstate_local.tasks.workflow_file import Param, Path_, Retry, Source, Step, Use, Workflow, dumps, walk
 from flowstate_local.tools import Toolbox
 
@@ -80,17 +81,21 @@ def loads(
 
 
 def check(spec: WorkflowSpec, toolbox: Toolbox | None = None) -> None:
-    """Check a workflow that was built in Python. Raises WorkflowError."""
+    """Check a workflow that was built in Python, and those of its sub-tasks. Raises WorkflowError."""
 
     def fault(message: str, path: Path_, step: str) -> WorkflowError:
         return WorkflowError(f"workflow {spec.name}: {message}", step=step)
 
     _check(spec, {}, toolbox, fault, any_params=True)
+    for step in spec.steps:
+        if isinstance(step.action, TaskAction):
+            check(step.action.workflow, toolbox)
 
 
 def _load(path: Path, toolbox: Toolbox | None, above: tuple[Path, ...]) -> Template:
     try:
-        text = path.read_text(encoding="utf-8")
+        with path.open(encoding="utf-8") as file:
+            text = file.read(workflow_file.MAX_FILE_BYTES + 1)  # enough for Source to refuse it
     except (OSError, UnicodeDecodeError) as error:
         raise WorkflowError(f"{path}: can't be read: {error}") from error
     return _compile(Source(text, str(path)), toolbox, path.parent, (*above, path.resolve()))
@@ -111,13 +116,6 @@ def _compiled(
         _check_sub_params(template, step, name, fault)
         return template.spec
 
-    for name in file.steps:
-        if not STEP_NAME.match(name):
-            raise fault(
-                f"{name!r} can't be the name of a step; use a-z, 0-9 and _, and begin with a letter",
-                ("steps", name),
-                name,
-            )
     steps = tuple(_step(name, step, fault, sub_task) for name, step in file.steps.items())
     spec = WorkflowSpec(
         name=file.name,
@@ -147,7 +145,7 @@ def _step(name: str, step: Step, fault: Fault, sub_task: Callable[[str, Step], W
         raise fault(f"step {name}: exactly one of tool, agent and task, not {problem}", ("steps", name), name)
     action = _action(name, step, fault, sub_task)
     try:
-        implied = [StepName(r.step) for r in _own_references(action) if r.step]
+        implied = [StepName(r.step) for r in references(_own(action)[1]) if r.step]
     except UsageError as error:
         raise _at_reference(error, step, name, fault) from error
     return StepSpec(
@@ -197,10 +195,11 @@ def _use(use: Use | None) -> ToolUse | None:
     return None if use is None else ToolUse(tool=use.tool, arguments=dict(use.arguments))
 
 
-def _own_references(action: ToolAction | AgentAction | TaskAction) -> Iterator[Reference]:
-    if isinstance(action, ToolAction):
-        return references(action.arguments)
-    return references(action.request if isinstance(action, AgentAction) else action.params)
+def _own(action: ToolAction | AgentAction | TaskAction) -> tuple[str, JsonValue]:
+    """The field of a file whose references a step waits for, and what stands in it."""
+    if isinstance(action, AgentAction):
+        return "agent", action.request
+    return "with", action.arguments if isinstance(action, ToolAction) else action.params
 
 
 def _at_reference(error: UsageError, step: Step, name: str, fault: Fault) -> WorkflowError:
@@ -220,9 +219,10 @@ def _sub_template(
         return _compiled(source, step.task, at, toolbox, folder, above)
     path = folder / str(step.task)
     if path.resolve() in above:
-        raise source.error(f"{path} includes itself: {' -> '.join(p.name for p in (*above, path))}", at)
+        names = " -> ".join(p.name for p in (*above, path))
+        raise source.error(f"{path} includes itself: {names}", at, step=str(at[-2]))
     if not path.is_file():
-        raise source.error(f"there is no file {path}", at)
+        raise source.error(f"there is no file {path}", at, step=str(at[-2]))
     return _load(path, toolbox, above)
 
 
@@ -255,12 +255,14 @@ def _check(
     steps = {step.name: step for step in spec.steps}
     if len(steps) != len(spec.steps):
         raise fault("two steps have one name", ("steps",), "")
+    if not steps:
+        raise fault("there are no steps", ("steps",), "")
     stand_ins = {step.fallback for step in spec.steps if step.fallback is not None}
-    for step in spec.steps:
-        _check_links(step, steps, stand_ins, fault)
-        _check_references(step, steps, None if any_params else params, fault)
-    _check_cycles(steps, fault)
     known = None if any_params else params
+    for step in spec.steps:
+        _check_references(step, steps, known, fault)
+        _check_links(step, steps, stand_ins, fault)
+    _check_cycles(steps, fault)
     for text, path in walk(spec.result, ("result",)):
         _check_text(text, path, "", steps, known, fault, extra=False)
     if toolbox is not None:
@@ -271,44 +273,47 @@ def _check_links(
     step: StepSpec, steps: Mapping[StepName, StepSpec], stand_ins: set[StepName], fault: Fault
 ) -> None:
     place: Path_ = ("steps", step.name)
+    if not STEP_NAME.match(step.name):
+        rule = "use a-z, 0-9 and _, and begin with a letter"
+        raise fault(f"{step.name!r} can't be the name of a step; {rule}", place, step.name)
     for need in step.needs:
+        problem = ""
         if need not in steps:
-            raise fault(
-                f"step {step.name} needs {need!r}, which is no step; steps: {', '.join(steps)}",
-                (*place, "needs"),
-                step.name,
-            )
-        if need in stand_ins:
+            problem = f"{need!r}, which is no step; steps: {', '.join(steps)}"
+        elif need in stand_ins:
             owner = next(s.name for s in steps.values() if s.fallback == need)
-            raise fault(
-                f"step {step.name} needs {need}, which only stands in for {owner}; refer to {owner}",
-                (*place, "needs"),
-                step.name,
-            )
+            problem = f"{need}, which only stands in for {owner}; refer to {owner}"
+        if problem:
+            raise fault(f"step {step.name} needs {problem}", _place_of(step, need), step.name)
     if step.fallback is not None and step.fallback not in steps:
         raise fault(
             f"the fallback {step.fallback!r} of {step.name} is no step", (*place, "fallback"), step.name
         )
 
 
+def _place_of(step: StepSpec, need: StepName) -> Path_:
+    """Where a step says that it needs another one."""
+    key, own = _own(step.action)
+    texts = walk(own, ("steps", step.name, key))
+    said = (path for text, path in texts if need in (r.step for r in references(text)))
+    return next(said, ("steps", step.name, "needs"))
+
+
 def _check_references(
     step: StepSpec, steps: Mapping[StepName, StepSpec], params: Mapping[str, Param] | None, fault: Fault
 ) -> None:
     place: Path_ = ("steps", step.name)
-    action = step.action
-    own: JsonValue = (
-        action.arguments
-        if isinstance(action, ToolAction)
-        else action.request
-        if isinstance(action, AgentAction)
-        else action.params
-    )
-    key = "agent" if isinstance(action, AgentAction) else "with"
+    key, own = _own(step.action)
     for text, path in walk(own, (*place, key)):
         _check_text(text, path, step.name, steps, params, fault, extra=False)
+        for name in (r.step for r in references(text) if r.step and r.step not in step.needs):
+            raise fault(f"step {step.name} refers to {name} and doesn't need it", path, step.name)
     for field, use in (("undo", step.undo), ("probe", step.probe)):
         for text, path in walk(dict(use.arguments) if use else {}, (*place, field, "with")):
             _check_text(text, path, step.name, steps, params, fault, extra=True)
+
+
+_WHOLE_REFERENCE = re.compile(r"\$\$\{|\$\{[^{}]*\}")
 
 
 def _check_text(
@@ -326,6 +331,8 @@ def _check_text(
         found = list(references(text))
     except UsageError as error:
         raise fault(f"{where}{error}", path, step) from error
+    if "${" in _WHOLE_REFERENCE.sub("", text):
+        raise fault(f"{where}{dumps(text)}: a ${{ without its }}; $${{ is a literal one", path, step)
     for reference in found:
         problem = ""
         if reference.step and reference.step not in steps:
@@ -340,11 +347,8 @@ def _check_text(
 
 
 def _check_cycles(steps: Mapping[StepName, StepSpec], fault: Fault) -> None:
-    """A step waits for what it needs, and a fallback for the step it stands in for."""
-    before: dict[StepName, list[StepName]] = {name: list(step.needs) for name, step in steps.items()}
-    for step in steps.values():
-        if step.fallback is not None:
-            before[step.fallback].append(step.name)
+    """A step waits for what it needs, and is not over before its fallback is."""
+    before = {name: [*step.needs, *filter(None, [step.fallback])] for name, step in steps.items()}
     done: set[StepName] = set()
     for start in steps:
         trail: list[StepName] = []

@@ -134,10 +134,16 @@ BAD: dict[str, tuple[str, int, str]] = {
     "unknown need": (one("  a:\n    tool: number\n    needs:\n      - z\n"), 5, "needs 'z', which is no step"),
     "unknown fallback": (one("  a:\n    tool: number\n    fallback: z\n"), 5, "the fallback 'z' of a is no step"),
     "needs a stand-in": (one("  a: {tool: number, fallback: s}\n  s: {tool: number}\n  b:\n    tool: number\n    needs: [s]\n"), 7, "only stands in for a"),
-    "dangling step": (one('  a:\n    tool: number\n    with:\n      n: "${steps.z.output}"\n'), 3, "needs 'z'"),
+    "dangling step": (one('  a:\n    tool: number\n    with:\n      n: "${steps.z.output}"\n'), 6, "refers to a step that is not there; steps: a"),
+    "dangling in a request": (one('  a:\n    title: x\n    agent: "${steps.z.output}"\n'), 5, "refers to a step that is not there"),
+    "refers to a stand-in": (one('  a: {tool: number, fallback: s}\n  s: {tool: number}\n  b:\n    tool: number\n    with:\n      n: "${steps.s.output}"\n'), 8, "b needs s, which only stands in for a"),
+    "fallback needs its owner": (one('  a: {tool: number, with: {n: 1}, fallback: s}\n  s: {tool: words, with: {text: "${steps.a.error.message}"}}\n'), 3, "a -> s -> a"),
+    "fallback needs its owner from afar": (one("  a: {tool: number, fallback: s}\n  c: {tool: number, needs: [a]}\n  s: {tool: number, needs: [c]}\n"), 3, "a -> s -> c -> a"),
+    "fallbacks of each other": (one("  a: {tool: number, fallback: b}\n  b: {tool: number, fallback: a}\n"), 3, "a -> b -> a"),
     "dangling in result": (one("  a: {tool: number}\n") + 'result:\n  x: "${steps.z.output}"\n', 5, "refers to a step that is not there"),
     "dangling param": (one('  a:\n    tool: number\n    with:\n      n: "${params.z}"\n'), 6, "parameter that is not declared; declared: none"),
     "malformed": (one('  a:\n    tool: number\n    with:\n      n: "${nope}"\n'), 6, "is not a reference"),
+    "not closed": (one('  a:\n    tool: words\n    with:\n      text: "${task.id"\n'), 6, "a ${ without its }"),
     "output outside undo": (one('  a:\n    tool: number\n    with:\n      n: "${output}"\n'), 6, "in undo and probe only"),
     "arguments of an agent": (one("  a:\n    agent: hi\n    with: {n: 1}\n"), 5, "an agent takes no `with`"),
     "unknown tool": (one("  a:\n    tool: nmber\n"), 4, "there is no tool 'nmber'; tools: number, words"),
@@ -192,6 +198,20 @@ def test_a_file_that_includes_itself_is_refused(tmp_path: Path) -> None:
         load(tmp_path / "a.yaml")
 
 
+def test_a_file_without_end_is_refused() -> None:
+    with pytest.raises(WorkflowError, match=r"^/dev/zero:1: the file is larger than"):
+        load("/dev/zero")
+
+
+def test_a_fallback_may_stand_in_for_two_steps() -> None:
+    text = one(
+        "  a: {tool: number, with: {n: 1}, fallback: s}\n"
+        '  b: {tool: number, with: {n: "${steps.a.output}"}, fallback: s}\n'
+        '  s: {tool: words, with: {text: "$${literal}"}}\n'
+    )
+    assert loads(text, TOOLS).spec.stands_in_for == {"s": ("a", "b")}
+
+
 @pytest.mark.parametrize("content", [b"\xff\xfe\x00", None])
 def test_a_file_that_cannot_be_read(tmp_path: Path, content: bytes | None) -> None:
     if content is not None:
@@ -222,6 +242,16 @@ def test_a_workflow_made_in_python_is_checked_alike() -> None:
         check(template.spec, Toolbox([words]))
     with pytest.raises(WorkflowError, match="two steps have one name"):
         check(template.spec.model_copy(update={"steps": (a, a)}))
+    with pytest.raises(WorkflowError, match="there are no steps"):
+        check(template.spec.model_copy(update={"steps": ()}))
+    with pytest.raises(WorkflowError, match="'B b' can't be the name of a step"):
+        check(template.spec.model_copy(update={"steps": (a, b.model_copy(update={"name": "B b"}))}))
+    refers = ToolAction(tool="number", arguments={"n": "${steps.b.output}"})
+    with pytest.raises(WorkflowError, match="step a refers to b and doesn't need it"):
+        check(template.spec.model_copy(update={"steps": (a.model_copy(update={"action": refers}), b)}))
+    inside = a.model_copy(update={"action": TaskAction(workflow=bad.model_copy(update={"name": "inner"}))})
+    with pytest.raises(WorkflowError, match="workflow inner: steps need each other"):
+        check(template.spec.model_copy(update={"steps": (inside, b)}))
 
 
 # --- parameters ---------------------------------------------------------------------------------------------

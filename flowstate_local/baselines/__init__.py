@@ -1,0 +1,1 @@
+"""Agents under test: FlowState and what it is compared with, behind one Protocol."""

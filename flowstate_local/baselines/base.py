@@ -1,0 +1,73 @@
+"""The seam of the evaluation: one Protocol that every method keeps, so that no harness can tell them apart."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from flowstate_local.completion import Sampling
+from flowstate_local.engines.base import Engine
+from flowstate_local.tools import Toolbox
+
+Cause = Literal["step", "memory"]
+"""What a model call was for: a step of the request, or the upkeep of a memory."""
+
+
+@dataclass(frozen=True)
+class Usage:
+    """What one model call cost, and of what its prompt was made."""
+
+    request: int
+    """Number of the request in its episode, from 1."""
+    step: int
+    """Of the request, from 1."""
+    segments: dict[str, int]
+    """Prompt tokens by segment; their sum is the prompt."""
+    cached_tokens: int
+    generated_tokens: int
+    total_s: float
+    cause: Cause = "step"
+    fault: str = ""
+    """"cut_off", "empty" or "unparsable" if nothing of the output was used."""
+
+    @property
+    def prompt_tokens(self) -> int:
+        """All of the prompt."""
+        return sum(self.segments.values())
+
+
+@dataclass(frozen=True)
+class Answer:
+    """How a request ended."""
+
+    outcome: str
+    """"replied", or why there's no reply: "step_budget", "no_progress", "failed", "overflow"."""
+    message: str
+    usage: tuple[Usage, ...]
+    refused: int = 0
+    """Operations and accesses that were refused."""
+
+
+@dataclass(frozen=True)
+class Budget:
+    """The same for all methods of a comparison."""
+
+    max_steps: int = 12
+    """Of a request."""
+    sampling: Sampling = Sampling()
+    memory_tokens: int = 2_048
+    """Of what a memory may put into a prompt, where it has a choice."""
+
+
+class Method(Protocol):
+    """An agent with its memory, at the beginning of one episode."""
+
+    async def ask(self, text: str, *, date: str | None = None) -> Answer:
+        """Run one request to its end, and remember what this method remembers.
+
+        Raises:
+            EngineError: the engine failed; the episode can't be counted.
+        """
+
+
+MethodFactory = Callable[[Engine, Toolbox, Budget], Method]
+"""Makes a method with an empty memory."""

@@ -1,0 +1,73 @@
+"""FlowState itself as a method under test: the agent of the product, unchanged, in a store of its own."""
+
+from flowstate_local.baselines.base import Answer, Budget, Usage
+from flowstate_local.engines.base import Engine
+from flowstate_local.events import DeltaCommitted, Disclosed
+from flowstate_local.loop import Agent, StepTrace
+from flowstate_local.stores.base import Store
+from flowstate_local.tools import Toolbox
+
+SPACE = "episode"
+
+
+class FlowState:
+    """See `base.Method`.
+
+    Args:
+        engine: the model.
+        toolbox: the tools of the episode.
+        budget: steps and decoding.
+        store: an empty store.
+    """
+
+    def __init__(self, engine: Engine, toolbox: Toolbox, budget: Budget, store: Store) -> None:
+        self._agent = Agent(
+            engine,
+            store,
+            toolbox,
+            sampling=budget.sampling,
+            max_steps=budget.max_steps,
+            index_tokens=budget.memory_tokens,
+            on_step=self._note,
+        )
+        self._traces: list[StepTrace] = []
+        self._asked = 0
+
+    async def ask(self, text: str, *, date: str | None = None) -> Answer:
+        """See `Method.ask`."""
+        self._asked += 1
+        self._traces = []
+        result = await self._agent.run(text, space=SPACE, date=date)
+        return Answer(
+            outcome=result.outcome,
+            message=result.message,
+            usage=tuple(self._usage(trace) for trace in self._traces),
+            refused=sum(
+                len(event.refused)
+                for trace in self._traces
+                for event in trace.events
+                if isinstance(event, DeltaCommitted | Disclosed)
+            ),
+        )
+
+    def _note(self, trace: StepTrace) -> None:
+        self._traces.append(trace)
+
+    def _usage(self, trace: StepTrace) -> Usage:
+        completion = trace.completion
+        fault = (
+            ""
+            if trace.output is not None
+            else "cut_off"
+            if completion.finish_reason == "length"
+            else "unparsable"
+        )
+        return Usage(
+            request=self._asked,
+            step=trace.step,
+            segments=dict(trace.prompt.segments),
+            cached_tokens=completion.cached_tokens,
+            generated_tokens=completion.generated_tokens,
+            total_s=completion.total_s,
+            fault=fault,
+        )

@@ -1,0 +1,160 @@
+"""From a plot to an episode: distractors in between, raw texts as long as asked for, and the tools.
+
+Deterministic: the same family, domain, number and knobs give the same episode, on every machine.
+"""
+
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from flowstate_local.bench.dependence.domains import DOMAINS, Domain
+from flowstate_local.bench.dependence.families import FAMILIES, HELD_OUT, read
+from flowstate_local.bench.episode import Ask, Episode, Note, World
+from flowstate_local.calculator import evaluate
+from flowstate_local.errors import ToolError, UsageError
+from flowstate_local.tools import Toolbox, tool
+
+MOST_REQUESTS = 200
+
+
+@dataclass(frozen=True)
+class Knobs:
+    """How hard the episodes are."""
+
+    requests: int = 6
+    """Requests of an episode, the question included; what the plot doesn't need is unrelated business."""
+    raw_chars: int = 1_200
+    """Characters of a raw result, about."""
+    apart: bool = True
+    """Whether the unrelated business stands between the plot and its question, or before it."""
+
+
+def episodes(
+    knobs: Knobs, *, per_cell: int = 1, seed: int = 0, held_out: bool | None = None
+) -> Iterator[Episode]:
+    """Every family in every domain, so many each, cell by cell.
+
+    Args:
+        knobs: how hard.
+        per_cell: episodes per family and domain.
+        seed: other seeds, other names and numbers.
+        held_out: only the families that are kept apart, or only the others; None for all.
+
+    Raises:
+        UsageError: fewer requests than a plot has, or too many.
+    """
+    for number in range(per_cell):
+        for family in FAMILIES:
+            if held_out is None or held_out == (family in HELD_OUT):
+                for domain in DOMAINS:
+                    yield episode(family, domain, number, knobs, seed=seed)
+
+
+def episode(family: str, domain: Domain, number: int, knobs: Knobs, *, seed: int = 0) -> Episode:
+    """One episode. Raises UsageError."""
+    rng = random.Random(f"{seed}/{family}/{domain.name}/{number}")
+    plot = FAMILIES[family](rng, domain)
+    if not len(plot.asks) <= knobs.requests <= MOST_REQUESTS:
+        raise UsageError(
+            f"an episode of family {family} has {len(plot.asks)} to {MOST_REQUESTS} requests, not {knobs.requests}"
+        )
+    errands = _errands(rng, domain, knobs.requests - len(plot.asks))
+    last = replace(plot.asks[-1], text=f"{plot.asks[-1].text} Options: {', '.join(plot.options)}.")
+    before = [*plot.asks[:-1], *errands] if knobs.apart else [*errands, *plot.asks[:-1]]
+    documents = {topic: _document(rng, topic, fact, knobs.raw_chars) for topic, fact in plot.facts.items()}
+    for errand in errands:
+        topic = str(errand.calls[0][1]["topic"])
+        fact = f"For {topic}, number {rng.randrange(100, 999)} is the one to call."
+        documents[topic] = _document(rng, topic, fact, knobs.raw_chars)
+    return Episode(
+        id=f"{family}-{domain.name}-{seed}-{number}",
+        family=family,
+        domain=domain.name,
+        held_out=family in HELD_OUT,
+        asks=tuple(_dated([*before, last])),
+        truth=plot.truth,
+        options=plot.options,
+        documents=documents,
+    )
+
+
+def _errands(rng: random.Random, domain: Domain, n: int) -> list[Ask]:
+    """Unrelated business: things to look up that nobody will need."""
+    errands = []
+    for i in range(n):
+        name = domain.errands[i % len(domain.errands)]
+        topic = name if i < len(domain.errands) else f"{name}, part {i // len(domain.errands) + 1}"
+        note = Note(f"errand_{i}", "knowledge", f"About {topic}")
+        errands.append(read(topic, "just in case", note, text=f"Look up {topic}."))
+    rng.shuffle(errands)
+    return errands
+
+
+def _dated(asks: list[Ask]) -> Iterator[Ask]:
+    for day, ask in enumerate(asks):
+        date = f"2026-{3 + day // 28:02}-{day % 28 + 1:02}" if day < 28 * 9 else "2026-12-31"
+        yield replace(ask, date=date)
+
+
+_CLAUSES = (
+    "This page is kept for reference and replaces earlier pages on the matter.",
+    "Questions are answered at the desk on working days, in the order in which they arrive.",
+    "Whoever finds a mistake here is asked to report it, with the line and the date.",
+    "Copies may be made for one's own use as long as they are complete.",
+    "The wording of the printed page decides where the two differ.",
+    "Nothing here limits rights that the law gives, and nothing adds to them.",
+    "Names of products are used for description and belong to their owners.",
+    "Access can be closed for maintenance, of which notice is given at the entrance.",
+    "Lost property is kept for a month and then given away.",
+    "Decisions of the committee are published once a quarter.",
+)
+
+
+def _document(rng: random.Random, topic: str, fact: str, raw_chars: int) -> str:
+    """The fact at a place drawn by chance, among clauses that don't matter."""
+    clauses: list[str] = []
+    while sum(map(len, clauses)) + len(fact) < raw_chars:
+        clauses.append(rng.choice(_CLAUSES))
+    clauses.insert(rng.randint(0, len(clauses)), fact)
+    return "\n".join([f"About {topic}", *(f"{i}. {clause}" for i, clause in enumerate(clauses, start=1))])
+
+
+def tools_of(world: World, episode: Episode) -> Toolbox:
+    """The tools of an episode: look things up, calculate, decide."""
+
+    @tool(idempotent=True)
+    def look_up(topic: str) -> str:
+        """Look up the papers about a topic.
+
+        Args:
+            topic: As the request names it.
+        """
+        found = {key.casefold(): text for key, text in episode.documents.items()}.get(
+            topic.strip().casefold()
+        )
+        if found is None:
+            raise ToolError(f"there are no papers about {topic!r}", kind="not_found")
+        return found
+
+    @tool
+    def decide(answer: str) -> str:
+        """Give the decision that the request asks for.
+
+        Args:
+            answer: One of the options, word for word.
+        """
+        if not world.asked:
+            raise ToolError("nothing is to be decided now", kind="no_question")
+        chosen = answer.strip().casefold()
+        option = next((option for option in episode.options if option.casefold() == chosen), None)
+        if option is None:
+            raise ToolError(f"the options are: {', '.join(episode.options)}", kind="unknown_option")
+        world.answer = world.answer or option
+        return f"Decided: {option}."
+
+    @tool(name="calculate", idempotent=True)
+    def compute(expression: str) -> str:
+        """Calculate or compare, such as 160 + 80 < 200."""
+        return evaluate(expression)
+
+    return Toolbox([look_up, decide, compute])

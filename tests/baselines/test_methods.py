@@ -1,0 +1,161 @@
+"""What every method under test promises, and what is special about each. A new method adds one line to `METHODS`."""
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import pytest
+
+from flowstate_local.baselines.base import Budget, Method
+from flowstate_local.baselines.bm25 import Bm25
+from flowstate_local.baselines.flowstate import FlowState
+from flowstate_local.baselines.full_context import FullContext
+from flowstate_local.baselines.react import React, dump_react
+from flowstate_local.completion import Completion, Sampling
+from flowstate_local.stores.memory import MemoryStore
+from flowstate_local.testing import ScriptedEngine, step
+from flowstate_local.tools import Toolbox, tool
+
+pytestmark = pytest.mark.anyio
+
+
+@tool(idempotent=True)
+def look_up(topic: str) -> str:
+    """Look a topic up."""
+    return f"All there is to know about {topic}. " + "It goes on. " * 20
+
+
+TOOLS = Toolbox([look_up])
+BUDGET = Budget(sampling=Sampling(max_tokens=2_000), max_steps=4, memory_tokens=400)
+METHODS: dict[str, Callable[[ScriptedEngine], Method]] = {
+    "flowstate": lambda engine: FlowState(engine, TOOLS, BUDGET, MemoryStore()),
+    "react": lambda engine: React(engine, TOOLS, BUDGET),
+    "full_context": lambda engine: FullContext(engine, TOOLS, BUDGET),
+    "bm25": lambda engine: Bm25(engine, TOOLS, BUDGET),
+}
+every_method = pytest.mark.parametrize("name", list(METHODS))
+
+
+def engine_of(name: str, script: Iterable[Any], **options: Any) -> ScriptedEngine:
+    """An engine that says the same in the form of each method: (calls, message), or something verbatim."""
+
+    def said(one: Any) -> Any:
+        if not isinstance(one, tuple):
+            return one
+        calls, message = one
+        if name == "flowstate":
+            return step(calls=calls, message=message)
+        return dump_react("so", calls, message)
+
+    return ScriptedEngine(map(said, script), check=False, **options)
+
+
+LOOK: Any = ([("look_up", {"topic": "oxen"})], "")
+DONE: Any = ([], "done")
+
+
+@every_method
+async def test_a_request_ends_with_a_reply_and_every_call_is_accounted_for(name: str) -> None:
+    engine = engine_of(name, [LOOK, DONE, DONE])
+    method = METHODS[name](engine)
+    answer = await method.ask("Look up oxen", date="2026-03-01")
+    assert (answer.outcome, answer.message) == ("replied", "done")
+    assert [(u.request, u.step, u.fault) for u in answer.usage] == [(1, 1, ""), (1, 2, "")]
+    assert [u.prompt_tokens for u in answer.usage] == [len(ids) for ids in engine.prompt_ids]
+    assert all(u.generated_tokens > 0 for u in answer.usage)
+    second = await method.ask("And?", date="2026-03-02")
+    assert second.usage[0].request == 2
+    assert "2026-03-02" in engine.prompts[-1]
+
+
+@every_method
+async def test_the_observation_is_in_the_next_prompt_and_the_prefix_stays(name: str) -> None:
+    engine = engine_of(name, [LOOK, DONE])
+    await METHODS[name](engine).ask("Look up oxen")
+    assert "All there is to know about oxen" in engine.prompts[1]
+    first, second = engine.prompt_ids
+    shared = next((i for i, (a, b) in enumerate(zip(first, second, strict=False)) if a != b), len(first))
+    assert shared > 0.8 * len(first)
+
+
+@every_method
+@pytest.mark.parametrize(
+    ("fault", "said"), [("cut_off", Completion("{", (), "length", 1, 0, 1, 0.0, 0.0)), ("unparsable", "{}")]
+)
+async def test_faults_are_counted_and_three_end_the_request(name: str, fault: str, said: Any) -> None:
+    answer = await METHODS[name](engine_of(name, [said, DONE])).ask("Go")
+    assert (answer.outcome, [u.fault for u in answer.usage]) == ("replied", [fault, ""])
+    answer = await METHODS[name](engine_of(name, [said] * 3)).ask("Go")
+    assert (answer.outcome, len(answer.usage)) == ("failed", 3)
+
+
+@every_method
+async def test_the_budget_of_steps_holds(name: str) -> None:
+    looks: Any = [([("look_up", {"topic": f"ox {i}"})], "") for i in range(9)]
+    answer = await METHODS[name](engine_of(name, looks)).ask("Go")
+    assert (answer.outcome, len(answer.usage)) == ("step_budget", 4)
+
+
+async def test_full_context_keeps_everything_and_says_when_it_no_longer_fits() -> None:
+    engine = engine_of("full_context", [LOOK, DONE] * 20, context_window=3_200)
+    method = FullContext(engine, TOOLS, BUDGET)
+    outcomes = [(await method.ask(f"Request {i}")).outcome for i in range(12)]
+    assert outcomes[0] == "replied"
+    assert outcomes[-1] == "overflow"
+    assert "Request 0" in engine.prompts[-1]
+    assert "overflow" not in outcomes[: outcomes.index("overflow")]
+
+
+async def test_full_context_is_append_only_across_requests() -> None:
+    engine = engine_of("full_context", [LOOK, DONE, DONE])
+    method = FullContext(engine, TOOLS, BUDGET)
+    await method.ask("One")
+    answer = await method.ask("Two")
+    assert answer.usage[0].cached_tokens > 0.7 * len(engine.prompt_ids[1])
+    assert answer.usage[0].segments["memory"] > 0
+
+
+async def test_bm25_puts_what_shares_words_before_the_request_within_its_budget() -> None:
+    script: Any = []
+    for topic in ("oxen", "ferries", "gardens"):
+        script += [([("look_up", {"topic": topic})], ""), DONE]
+    engine = engine_of("bm25", [*script, DONE])
+    method = Bm25(engine, TOOLS, BUDGET)
+    for topic in ("oxen", "ferries", "gardens"):
+        await method.ask(f"Look up {topic}")
+    answer = await method.ask("What of the ferries?")
+    memory = engine.prompts[-1].partition("From earlier requests")[2].partition("REQUEST\nWhat of")[0]
+    assert "ferries" in memory
+    assert 0 < answer.usage[0].segments["memory"] <= BUDGET.memory_tokens + 10
+
+
+async def test_react_remembers_nothing() -> None:
+    engine = engine_of("react", [LOOK, DONE, DONE])
+    method = React(engine, TOOLS, BUDGET)
+    await method.ask("Look up oxen")
+    await method.ask("And?")
+    assert "Look up oxen" not in engine.prompts[-1]
+
+
+@pytest.mark.parametrize("profile", ["guidance", "xgrammar", "outlines"])
+@pytest.mark.parametrize("may_act", [True, False])
+def test_the_grammar_of_a_plain_step(profile: Any, may_act: bool) -> None:
+    import sys
+    from pathlib import Path
+
+    sys.path.insert(0, str(Path(__file__).parents[1]))
+    from matchers import Guidance, Outlines, Xgrammar
+
+    from flowstate_local.grammar import react_constraint
+
+    kinds: dict[str, Any] = {"guidance": Guidance, "xgrammar": Xgrammar, "outlines": Outlines}
+    matcher = kinds[profile](react_constraint(profile, TOOLS, 1_000, may_act=may_act).text)
+    assert matcher.accepts(dump_react("I see", message="done"))
+    assert matcher.accepts(dump_react("", message="done"))
+    assert matcher.accepts(dump_react("I look", [("look_up", {"topic": "ox"})])) == may_act
+    for bad in (
+        dump_react("nothing"),
+        dump_react("both", [("look_up", {"topic": "ox"})], "done"),
+        dump_react("x", [("dance", {})]),
+        '{"tool_calls":[],"assistant_message":"done"}',
+    ):
+        assert not matcher.accepts(bad), bad
