@@ -143,6 +143,13 @@ def _step(name: str, step: Step, fault: Fault, sub_task: Callable[[str, Step], W
     if len(kinds) != 1:
         problem = " and ".join(kinds) if kinds else "none of them"
         raise fault(f"step {name}: exactly one of tool, agent and task, not {problem}", ("steps", name), name)
+    if step.timeout == 0:
+        raise fault(f"step {name}: a timeout of 0 ends everything at once", ("steps", name, "timeout"), name)
+    rules = (step.retry,) if isinstance(step.retry, Retry) else step.retry
+    if step.fallback is None and any(rule.then == "fallback" for rule in rules):
+        raise fault(
+            f"step {name}: a rule hands over to a fallback, and there is none", ("steps", name, "retry"), name
+        )
     action = _action(name, step, fault, sub_task)
     try:
         implied = [StepName(r.step) for r in references(_own(action)[1]) if r.step]
@@ -153,8 +160,8 @@ def _step(name: str, step: Step, fault: Fault, sub_task: Callable[[str, Step], W
         action=action,
         title=step.title,
         needs=tuple(dict.fromkeys([*map(StepName, step.needs), *implied])),
-        retry=tuple(map(_rule, (step.retry,) if isinstance(step.retry, Retry) else step.retry)),
-        timeout_s=step.timeout or None,
+        retry=tuple(map(_rule, rules)),
+        timeout_s=step.timeout,
         fallback=StepName(step.fallback) if step.fallback else None,
         optional=step.optional,
         undo=_use(step.undo),

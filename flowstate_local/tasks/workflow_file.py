@@ -27,7 +27,10 @@ def duration_s(text: Any) -> Any:
     found = _DURATION.match(text)
     if found is None:
         raise ValueError(f"{text!r} is no duration; write a number of seconds, or 500ms, 10s, 2m, 1h, 30d")
-    return float(found[1]) * _UNITS[found[2]]
+    seconds = float(found[1]) * _UNITS[found[2]]
+    if not math.isfinite(seconds):
+        raise ValueError(f"{text[:20]}… is too long a duration")
+    return seconds
 
 
 Seconds = Annotated[
@@ -176,13 +179,21 @@ class Source:
         try:
             return Workflow.model_validate(self.content)
         except ValidationError as error:
-            first = min(
-                error.errors(include_url=False, include_input=False), key=lambda e: len(e["loc"]) == 0
-            )
-            path = tuple(part for part in first["loc"] if not _is_branch(part))
+            # Of a union every branch complains; the one that got furthest is the one that was meant.
+            errors = error.errors(include_url=False, include_input=False)
+            first = max(errors, key=lambda e: len(self._place(e["loc"])))
+            path = self._place(first["loc"])
             where = ".".join(map(str, path))
             step = str(path[1]) if len(path) > 1 and path[0] == "steps" else ""
             raise self.error(f"{where}: {_words(first)}", self._known(path), step=step) from error
+
+    def _place(self, loc: Path_) -> Path_:
+        """A location of pydantic's without the branches of unions in it."""
+        path: Path_ = ()
+        for part in loc:
+            if (*path, part) in self._lines or not _is_branch(part):
+                path = (*path, part)
+        return path
 
     def _known(self, path: Path_) -> Path_:
         """As much of a location as is in the file."""
@@ -213,6 +224,7 @@ class Source:
             self._lines[here] = key_node.start_mark.line + 1
             if not isinstance(key, str):
                 raise self.error("a key has to be a text", here)
+            self._check_text(key, here)
             if key == "<<":
                 raise self.error("merge keys (<<) are not supported; write the fields out", here)
             if key in found:
@@ -226,10 +238,18 @@ class Source:
         try:
             value = yaml.SafeLoader("").construct_object(node)
         except (yaml.YAMLError, ValueError) as error:
-            raise self.error(f"{node.value!r} can't be read: {error}", path) from error
+            raise self.error(f"{node.value[:60]!r} can't be read: {str(error)[:200]}", path) from error
         if isinstance(value, float) and not math.isfinite(value):
             raise self.error(f"{node.value} is no JSON number", path)
+        if isinstance(value, str):
+            self._check_text(value, path)
         return value
+
+    def _check_text(self, text: str, path: Path_) -> None:
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            raise self.error(f"{text[:60]!a}: a text with a lone surrogate is no Unicode", path) from None
 
 
 _TAGS = frozenset({"map", "seq", "str", "int", "float", "bool", "null", "timestamp"})

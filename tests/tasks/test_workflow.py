@@ -125,6 +125,8 @@ BAD: dict[str, tuple[str, int, str]] = {
     "two kinds": (one("  a:\n    tool: number\n    agent: hi\n"), 3, "exactly one of tool, agent and task, not tool and agent"),
     "no kind": (one("  a: {title: x}\n"), 3, "not none of them"),
     "bad duration": (one("  a:\n    tool: number\n    timeout: soon\n"), 5, "is no duration"),
+    "no time at all": (one("  a:\n    tool: number\n    timeout: 0\n"), 5, "a timeout of 0"),
+    "hands over to nobody": (one("  a:\n    tool: number\n    retry:\n      - {then: fallback}\n"), 5, "hands over to a fallback, and there is none"),
     "bad times": (one("  a:\n    tool: number\n    retry:\n      - {times: 0}\n"), 6, "greater than or equal to 1"),
     "cycle": (one("  a:\n    tool: number\n    needs: [c]\n  b: {tool: number, needs: [a]}\n  c: {tool: number, needs: [b]}\n"), 5, "steps need each other: a -> c -> b -> a"),
     "itself": (one("  a:\n    tool: number\n    needs: [a]\n"), 5, "a -> a"),
