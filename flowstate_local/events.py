@@ -5,7 +5,7 @@ those are content-addressed and stored once.
 """
 
 from collections.abc import Iterable
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import Field, TypeAdapter
 
@@ -164,6 +164,14 @@ Event = Annotated[
 
 EVENT: TypeAdapter[Event] = TypeAdapter(Event)
 """Parses and dumps one event of any kind."""
+
+
+E = TypeVar("E", bound=Frozen)
+
+
+def numbered(events: Iterable[E], after: int) -> list[E]:
+    """Events of any log, with the numbers they have behind event number `after`."""
+    return [event.model_copy(update={"seq": seq}) for seq, event in enumerate(events, start=after + 1)]
 
 
 def rules_refused(events: Iterable[Event]) -> set[str]:

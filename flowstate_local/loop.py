@@ -38,6 +38,7 @@ from flowstate_local.events import (
     ToolFailure,
     ToolFinished,
     ToolStarted,
+    numbered,
 )
 from flowstate_local.grammar import Defer, StepFacts, step_constraint
 from flowstate_local.index import Index
@@ -496,7 +497,7 @@ class Agent:
         run.note_steps(events)
         run.trace.extend(events)
         if self._listener is not None:
-            self._listener([e.model_copy(update={"seq": after + i}) for i, e in enumerate(events, start=1)])
+            self._listener(numbered(events, after))
 
     async def _finish(self, run: _Run, events: Sequence[Event], outcome: str, message: str) -> None:
         """Persist: nodes, cited raw results, the request and its index lines, in one transaction."""

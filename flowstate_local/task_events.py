@@ -97,6 +97,13 @@ class TaskAction(Frozen):
     """May hold references."""
 
 
+def template_of(action: ToolAction | AgentAction | TaskAction) -> JsonValue:
+    """What of an action may hold references."""
+    if isinstance(action, ToolAction):
+        return action.arguments
+    return action.request if isinstance(action, AgentAction) else action.params
+
+
 class ToolUse(Frozen):
     """A tool call beside the step's own: to undo it, or to find out whether it took effect."""
 

@@ -1,7 +1,6 @@
 """`flowstate demo`: the hotel case of the paper, live, with the verdict against the truth."""
 
 import asyncio
-import json
 import tempfile
 import time
 from collections.abc import Sequence
@@ -17,7 +16,7 @@ from rich.progress import Progress
 from rich.table import Table
 
 from flowstate_local.cli import show
-from flowstate_local.cli.report import reported
+from flowstate_local.cli.report import reported, write_json
 from flowstate_local.cli.roots import (
     DEFAULT_MODEL,
     EngineChoice,
@@ -123,7 +122,7 @@ def _conclude(plays: list[Play], missing: int, elapsed_s: float, table: _Table, 
     result["engine"] = choice.engine
     result["model"] = choice.model if choice.engine != "scripted" else "none: a script plays the model"
     if table.as_json or len(plays) != 1:
-        typer.echo(json.dumps(result, ensure_ascii=False))
+        write_json(result)
 
 
 async def _play_all(
@@ -154,7 +153,7 @@ async def _play_all(
                 )
             plays.append(done)
             if table.as_json:
-                typer.echo(json.dumps({"variant": number, **done.as_dict()}, ensure_ascii=False))
+                write_json({"variant": number, **done.as_dict()})
 
         await _gather(numbers, one, table)
     return sorted(plays, key=lambda p: p.space), len(numbers) - len(plays)

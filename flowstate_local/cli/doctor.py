@@ -1,6 +1,5 @@
 """`flowstate doctor`: what this machine can run, and what to do about each fault."""
 
-import json
 from dataclasses import asdict
 from typing import Annotated
 
@@ -9,7 +8,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from flowstate_local.cli.report import reported
+from flowstate_local.cli.report import reported, write_json
 from flowstate_local.cli.roots import (
     DEFAULT_MODEL,
     EngineChoice,
@@ -58,7 +57,7 @@ def doctor(
 
             checks += asyncio.run(_ask(EngineChoice(engine, model, url, profile, window)))
         if as_json:
-            typer.echo(json.dumps([asdict(check) for check in checks], ensure_ascii=False))
+            write_json([asdict(check) for check in checks])
         else:
             Console().print(_table(checks), highlight=False)
         if any(check.level == "fault" for check in checks):

@@ -3,10 +3,8 @@
 import json
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -15,8 +13,8 @@ from rich.markup import escape
 from rich.table import Table
 
 from flowstate_local.cli import show
-from flowstate_local.cli.report import reported
-from flowstate_local.cli.roots import Json, Space, StorePath, data_home, open_store
+from flowstate_local.cli.report import reported, write_json
+from flowstate_local.cli.roots import Json, Space, StorePath, data_home, open_store, opened_space
 from flowstate_local.errors import UsageError
 from flowstate_local.events import EVENT
 from flowstate_local.graph import edges, trace
@@ -40,30 +38,6 @@ AsOf = Annotated[
 NodeArgument = Annotated[str, typer.Argument(help="A node id, such as n7.")]
 
 
-@contextmanager
-def _reading(path: Path | None, space: str, *, as_json: bool) -> Iterator[Store]:
-    """The store, opened read-only, with a space that exists.
-
-    Raises:
-        UsageError: there's no store, or no such space in it.
-    """
-    with reported(as_json=as_json):
-        check_space_name(space)
-        folder = path or data_home()
-        if not folder.is_dir():
-            raise UsageError(
-                f"no store at {folder}", hint="`flowstate run` makes one; --store names another."
-            )
-        store = open_store(folder, create=False, readonly=True)
-        try:
-            if space not in store.spaces():
-                known = ", ".join(store.spaces()[:20]) or "none"
-                raise UsageError(f"no space {space!r} in {folder}", hint=f"Spaces there: {known}.")
-            yield store
-        finally:
-            store.close()
-
-
 @app.command("spaces", epilog="Example: `flowstate memory spaces --json`")
 def spaces(store: StorePath = None, as_json: Json = False) -> None:
     """List the spaces of the store."""
@@ -77,7 +51,7 @@ def spaces(store: StorePath = None, as_json: Json = False) -> None:
         heads = {name: opened.head(name) for name in opened.spaces()}
         opened.close()
         if as_json:
-            _json([{"space": name, **asdict(head)} for name, head in heads.items()])
+            write_json([{"space": name, **asdict(head)} for name, head in heads.items()])
             return
         table = Table("space", "requests", "nodes", "raw results", "events", box=None)
         for name, head in heads.items():
@@ -92,14 +66,14 @@ def ls(
     space: Space = "default", as_of_seq: AsOf = None, store: StorePath = None, as_json: Json = False
 ) -> None:
     """List the nodes, request by request; with --as-of, as they were at that event."""
-    with _reading(store, space, as_json=as_json) as opened:
+    with opened_space(store, space, as_json=as_json) as opened:
         nodes = (
             list(_at(opened, space, as_of_seq).nodes.values())
             if as_of_seq is not None
             else opened.nodes(space)
         )
         if as_json:
-            _json([node.model_dump(mode="json") for node in nodes])
+            write_json([node.model_dump(mode="json") for node in nodes])
             return
         console, request = Console(), ""
         for node in nodes:
@@ -119,10 +93,10 @@ def show_node(
     node_id: NodeArgument, space: Space = "default", store: StorePath = None, as_json: Json = False
 ) -> None:
     """Show a node whole."""
-    with _reading(store, space, as_json=as_json) as opened:
+    with opened_space(store, space, as_json=as_json) as opened:
         node = _node(opened, space, node_id)
         if as_json:
-            _json(node.model_dump(mode="json"))
+            write_json(node.model_dump(mode="json"))
             return
         console = Console()
         console.print(show.node_markup(node), highlight=False)
@@ -144,14 +118,14 @@ def evidence(
     as_json: Json = False,
 ) -> None:
     """Write a raw tool result, byte for byte."""
-    with _reading(store, space, as_json=as_json) as opened:
+    with opened_space(store, space, as_json=as_json) as opened:
         reader = opened.reader(space)
         record = reader.evidence(EvidenceId(evidence_id))
         if record is None:
             raise UsageError(f"no raw result {evidence_id!r} in space {space!r}")
         raw = reader.blob(record.digest)
         if as_json:
-            _json({**record.model_dump(mode="json"), "text": raw.decode(errors="replace")})
+            write_json({**record.model_dump(mode="json"), "text": raw.decode(errors="replace")})
         else:
             sys.stdout.buffer.write(raw)
             sys.stdout.flush()
@@ -168,7 +142,7 @@ def graph(
     as_json: Json = False,
 ) -> None:
     """Draw what a decision rests on, hop by hop, or the whole graph."""
-    with _reading(store, space, as_json=as_json) as opened:
+    with opened_space(store, space, as_json=as_json) as opened:
         if node_id is not None and not (dot or as_json):
             _node(opened, space, node_id)
             branch = trace(NodeId(node_id), opened.reader(space))
@@ -179,7 +153,7 @@ def graph(
         if node_id is not None:
             found = _reached(_node(opened, space, node_id).id, found)
         if as_json:
-            _json([{"source": s, "relation": r, "target": t} for s, r, t in found])
+            write_json([{"source": s, "relation": r, "target": t} for s, r, t in found])
         elif dot:
             typer.echo(_dot(nodes, found))
         else:
@@ -195,10 +169,10 @@ def timeline(
     as_json: Json = False,
 ) -> None:
     """Show the event log."""
-    with _reading(store, space, as_json=as_json) as opened:
+    with opened_space(store, space, as_json=as_json) as opened:
         found = (event for event in opened.events(space) if request in (None, event.request))
         if as_json:
-            _json([EVENT.dump_python(event, mode="json") for event in found])
+            write_json([EVENT.dump_python(event, mode="json") for event in found])
             return
         table = Table("seq", "time (UTC)", "request", "step", "event", "", box=None)
         for event in found:
@@ -230,7 +204,7 @@ def verify(
         ]
         opened.close()
         if as_json:
-            _json({"spaces": checked, "faults": [asdict(fault) for fault in faults]})
+            write_json({"spaces": checked, "faults": [asdict(fault) for fault in faults]})
         else:
             for fault in faults:
                 Console().print(
@@ -245,7 +219,7 @@ def verify(
 @app.command("export", epilog="Example: `flowstate memory export --space travel > travel.jsonl`")
 def export(space: Space = "default", store: StorePath = None) -> None:
     """Write the whole space as JSON lines: requests, nodes, raw results, events, tasks. Raw bytes are base64."""
-    with _reading(store, space, as_json=False) as opened:
+    with opened_space(store, space, as_json=False) as opened:
         for line in exported(opened, space):
             typer.echo(json.dumps(line, ensure_ascii=False, separators=(",", ":")))
 
@@ -314,7 +288,3 @@ def _dot(nodes: dict[NodeId, Node], found: list[tuple[NodeId, str, str]]) -> str
         style = ", style=dashed" if relation == "evidence" else ""
         lines.append(f"  {json.dumps(source)} -> {json.dumps(target)} [label={json.dumps(relation)}{style}];")
     return "\n".join([*lines, "}"])
-
-
-def _json(value: object) -> None:
-    typer.echo(json.dumps(value, ensure_ascii=False))

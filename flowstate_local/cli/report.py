@@ -45,10 +45,15 @@ def describe(error: FlowStateError) -> dict[str, object]:
     }
 
 
+def write_json(value: object) -> None:
+    """One line of JSON on stdout."""
+    typer.echo(json.dumps(value, ensure_ascii=False))
+
+
 def show_error(error: FlowStateError, *, as_json: bool = False) -> None:
     """Say what went wrong: on stderr for people, on stdout for programs that read JSON there."""
     if as_json:
-        typer.echo(json.dumps({"error": describe(error)}, ensure_ascii=False))
+        write_json({"error": describe(error)})
         return
     typer.secho("error: ", fg="red", bold=True, nl=False, err=True)
     typer.echo(str(error), err=True)

@@ -1,8 +1,8 @@
 """Where the command line chooses its engine and store: the options, and what they open."""
 
 import os
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal, cast
@@ -11,10 +11,11 @@ import typer
 from rich.console import Console
 
 from flowstate_local.cli.model import model_progress
+from flowstate_local.cli.report import reported
 from flowstate_local.completion import Profile
 from flowstate_local.engines.base import Engine
 from flowstate_local.errors import UsageError
-from flowstate_local.stores.base import Store
+from flowstate_local.stores.base import Store, check_space_name
 from flowstate_local.stores.lmdb import LmdbStore
 from flowstate_local.tools import Toolbox, load_tools
 
@@ -69,6 +70,42 @@ def open_store(path: Path | None, *, create: bool = True, readonly: bool = False
         StoreError: the folder can't be used as a store.
     """
     return LmdbStore.open(path or data_home(), create=create, readonly=readonly)
+
+
+@contextmanager
+def opened_space(
+    path: Path | None,
+    space: str,
+    *,
+    as_json: bool,
+    may: Literal["read", "change", "create"] = "read",
+    maker: str = "flowstate run",
+) -> Iterator[Store]:
+    """The store with a space in it, for the body of a command. Reading never changes it; only `create` makes one.
+
+    Args:
+        path: folder of the store, if not the default.
+        space: has to exist, unless it may be created.
+        as_json: how errors are reported.
+        may: what the command may do to the store.
+        maker: the command that makes a store, for the hint.
+
+    Raises:
+        typer.Exit: there's no store, or no such space in it; and whatever the body raised, reported.
+    """
+    with reported(as_json=as_json):
+        check_space_name(space)
+        folder = path or data_home()
+        if may != "create" and not folder.is_dir():
+            raise UsageError(f"no store at {folder}", hint=f"`{maker}` makes one; --store names another.")
+        store = open_store(folder, create=may == "create", readonly=may == "read")
+        try:
+            if may != "create" and space not in store.spaces():
+                known = ", ".join(store.spaces()[:20]) or "none"
+                raise UsageError(f"no space {space!r} in {folder}", hint=f"Spaces there: {known}.")
+            yield store
+        finally:
+            store.close()
 
 
 def toolbox_of(tools: str | None) -> Toolbox:

@@ -1,7 +1,6 @@
 """`flowstate run`: one request, from the shell."""
 
 import asyncio
-import json
 from dataclasses import asdict
 from typing import Annotated, Any
 
@@ -9,7 +8,7 @@ import typer
 from rich.console import Console
 
 from flowstate_local.cli import show
-from flowstate_local.cli.report import reported
+from flowstate_local.cli.report import reported, write_json
 from flowstate_local.cli.roots import (
     DEFAULT_MODEL,
     EngineChoice,
@@ -96,7 +95,7 @@ def run(
 def report(result: RequestResult, console: Console, *, as_json: bool) -> None:
     """Print how a request ended. Exit code 1 if there is no reply."""
     if as_json:
-        typer.echo(json.dumps(asdict(result), ensure_ascii=False))
+        write_json(asdict(result))
     else:
         console.print(show.result_line(result), highlight=False)
         if result.outcome != "replied":

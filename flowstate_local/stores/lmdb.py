@@ -390,11 +390,6 @@ class LmdbStore:
         with self._view(space) as view:
             return view.prefix
 
-    def _get(self, space: str, table: str, suffix: bytes) -> bytes | None:
-        """The envelope under a key of a space. Decoded outside the transaction, to keep that short."""
-        with self._view(space) as view:
-            return view.get(table, suffix)
-
     def _scan(self, table: str, start: bytes, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
         """Keys and envelopes from `start` on while keys begin with `prefix`, a batch per transaction."""
         while True:

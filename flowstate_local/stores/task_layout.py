@@ -11,8 +11,6 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from pydantic import ValidationError
-
 from flowstate_local.errors import CorruptValue
 from flowstate_local.stores import codec
 from flowstate_local.stores.base import Lease, TaskHead, TaskQuery
@@ -112,11 +110,7 @@ def decode_snapshot(key: bytes, value: bytes) -> tuple[int, bytes]:
 def decode_lease(key: bytes, value: bytes) -> Lease:
     """A lease from its place."""
     subject = f"lease of task {key[8:].decode(errors='replace')}"
-    body = codec.unseal("leases", key, value, subject)
-    try:
-        return Lease.model_validate_json(body)
-    except ValidationError as error:
-        raise CorruptValue(f"{subject}: {error}") from error
+    return codec.load(Lease, codec.unseal("leases", key, value, subject), subject)
 
 
 # --- the indices --------------------------------------------------------------------------------------------------

@@ -13,7 +13,6 @@ from flowstate_local.task_events import (
     CompensationStarted,
     StepError,
     StepName,
-    StepSpec,
     TaskEvent,
     TaskLogged,
     TaskResultSet,
@@ -22,10 +21,10 @@ from flowstate_local.task_events import (
     TaskStepFailed,
     TaskStepFinished,
     TaskStepStarted,
-    ToolAction,
     UndoFailed,
     UndoFinished,
     UndoStarted,
+    template_of,
 )
 from flowstate_local.task_state import TaskState, apply
 from flowstate_local.tasks import graph, retry
@@ -182,7 +181,7 @@ class Draft:
             # A try that failed may have taken effect; its successor must be recognisable as the same call.
             idempotency_key=step.idempotency_key or uuid.uuid4().hex,
             idempotent=self._executor.idempotent(spec),
-            inputs=inputs_of(_template(spec), self.state, self._reader),
+            inputs=inputs_of(template_of(spec.action), self.state, self._reader),
         )
 
     def _complete(self) -> None:
@@ -252,10 +251,3 @@ class _Drafted:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._reader, name)
-
-
-def _template(spec: StepSpec) -> Any:
-    action = spec.action
-    if isinstance(action, ToolAction):
-        return action.arguments
-    return action.request if action.kind == "agent" else action.params

@@ -150,9 +150,7 @@ class Executor:
                 kind=failed.kind, message=failed.message, retryable=failed.retryable, attempt=attempt
             )
             return Outcome(spec.name, key, error=error, duration_s=result.duration_s)
-        blobs: dict[str, bytes] = {}
-        output = raw_value(result.raw, result.form, blobs)
-        return Outcome(spec.name, key, output=output, blobs=blobs, duration_s=result.duration_s)
+        return _done(spec.name, key, result.raw, result.form, duration_s=result.duration_s)
 
     async def _call(self, state: TaskState, spec: StepSpec, use: ToolUse, key: str) -> ToolResult:
         reader = self._manager.store.reader(self._manager.space)
@@ -173,9 +171,7 @@ class Executor:
             return Outcome(spec.name, now.idempotency_key, error=_error("unknown_outcome", message, now))
         if result.form == "json" and result.raw == b"null":
             return await self._act(state, spec, now)
-        blobs: dict[str, bytes] = {}
-        output = raw_value(result.raw, result.form, blobs)
-        return Outcome(spec.name, now.idempotency_key, output=output, blobs=blobs, by="probe")
+        return _done(spec.name, now.idempotency_key, result.raw, result.form, by="probe")
 
     async def _ask(
         self, state: TaskState, spec: StepSpec, action: AgentAction, now: StepState, *, again: bool
@@ -195,9 +191,7 @@ class Executor:
         if ended.outcome != "replied":
             error = _error(ended.outcome, ended.message, now)
             return Outcome(spec.name, key, error=error, request=_request_id(ended))
-        blobs: dict[str, bytes] = {}
-        output = raw_value(ended.message.encode(), "text", blobs)
-        return Outcome(spec.name, key, output=output, blobs=blobs, request=_request_id(ended))
+        return _done(spec.name, key, ended.message.encode(), "text", request=_request_id(ended))
 
     async def _resumed(self, space: str, cause: Cause) -> RequestResult | None:
         """The unfinished request that an earlier try left, brought to its end; None if there is none."""
@@ -281,6 +275,11 @@ def child_of(spec: StepSpec, now: StepState) -> TaskId | None:
     if not isinstance(spec.action, TaskAction):
         return None
     return TaskId(f"{spec.name[:40]}-{now.idempotency_key[:8]}-{now.attempt}")
+
+
+def _done(step: StepName, key: str, raw: bytes, form: str, **more: Any) -> Outcome:
+    blobs: dict[str, bytes] = {}
+    return Outcome(step, key, output=raw_value(raw, form, blobs), blobs=blobs, **more)
 
 
 def _error(kind: str, message: str, now: StepState, *, retryable: bool = False) -> StepError:

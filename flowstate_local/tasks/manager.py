@@ -15,8 +15,16 @@ from typing import Any, Generic, TypeVar, cast
 
 from pydantic import BaseModel, JsonValue, ValidationError
 
-from flowstate_local.errors import ConflictError, CorruptValue, UnknownTask, UnknownVersion, UsageError
-from flowstate_local.stores.base import Lease, Store, TaskQuery, check_space_name, check_task_id
+from flowstate_local.errors import (
+    ConflictError,
+    CorruptValue,
+    StoreBusy,
+    UnknownTask,
+    UnknownVersion,
+    UsageError,
+)
+from flowstate_local.events import numbered
+from flowstate_local.stores.base import Lease, Store, TaskHead, TaskQuery, check_space_name, check_task_id
 from flowstate_local.task_events import (
     CancelRequested,
     Parent,
@@ -27,6 +35,7 @@ from flowstate_local.task_events import (
     TaskLogged,
     TaskRecord,
     TaskResultSet,
+    TaskStatus,
     TaskStatusChanged,
     TaskUpdated,
     Value,
@@ -140,13 +149,11 @@ class TaskManager(Generic[S]):
         known = check_task_id(task)
         with self._lock:
             cached = self._cache.get(known)
-        head = self.store.task_head(self.space, known)
-        if head.seq == 0:
-            raise UnknownTask(f"space {self.space!r} has no task {task!r}")
+        head = self._head(known)
         if cached is not None and cached.seq == head.seq:
             return cached
         if cached is None or cached.seq > head.seq or cached.seq < head.floor:
-            return self._remember(self.at(known, head.seq))
+            return self._remember(self._folded(known, head, head.seq))
         newer = self.store.task_events(self.space, known, after=cached.seq, upto=head.seq)
         return self._remember(fold(cached, newer))
 
@@ -157,24 +164,15 @@ class TaskManager(Generic[S]):
             UnknownTask: there's no such task or event, or it was compacted away.
         """
         known = check_task_id(task)
-        head = self.store.task_head(self.space, known)
-        if head.seq == 0:
-            raise UnknownTask(f"space {self.space!r} has no task {task!r}")
+        head = self._head(known)
         if not 1 <= seq <= head.seq:
             raise UnknownTask(f"task {task} has no version {seq}; it has 1 to {head.seq}")
-        state = self._snapshot(known, seq)
-        if state is None and head.floor:
-            raise UnknownTask(f"versions of task {task} before {head.floor} were compacted away")
-        after = 0 if state is None else state.seq
-        events = self.store.task_events(self.space, known, after=after, upto=seq)
-        return fold(state, events)
+        return self._folded(known, head, seq)
 
     def events(self, task: str, *, after: int = 0, upto: int | None = None) -> Iterator[TaskEvent]:
         """Events of a task, in order, from where its log begins. Raises UnknownTask."""
         known = check_task_id(task)
-        head = self.store.task_head(self.space, known)
-        if head.seq == 0:
-            raise UnknownTask(f"space {self.space!r} has no task {task!r}")
+        head = self._head(known)
         return self.store.task_events(self.space, known, after=max(after, head.floor), upto=upto)
 
     def tasks(self, **query: Any) -> Iterator[TaskRecord]:
@@ -331,7 +329,9 @@ class TaskManager(Generic[S]):
 
     def pause(self, task: str, reason: str = "paused by its operator") -> TaskState:
         """Let nothing more start; steps that run end, and are recorded. Raises IllegalTransition if it has ended."""
-        return self.commit(task, lambda state: self._status(state, "paused", reason))
+        return self.commit(
+            task, lambda state: [] if state.status == "paused" else [self.changed_to("paused", state, reason)]
+        )
 
     def cancel(self, task: str, reason: str = "cancelled by its operator") -> TaskState:
         """Ask whoever works on the task to wind it up: stop, undo, fail. At once if there's nothing to wind up."""
@@ -339,24 +339,21 @@ class TaskManager(Generic[S]):
         def decide(state: TaskState) -> list[TaskEvent]:
             events: list[TaskEvent] = [CancelRequested(task=state.id, at=self.clock(), reason=reason)]
             if all(step.attempt == 0 for step in state.steps.values()):
-                return [*events, *self._status(state, "failed", reason)]
+                return [*events, self.changed_to("failed", state, reason)]
             # A paused one has to run once more, to be wound up.
-            return [*events, *self._status(state, "running", reason)] if state.status == "paused" else events
+            return (
+                [*events, self.changed_to("running", state, reason)] if state.status == "paused" else events
+            )
 
         return self.commit(task, decide)
 
-    def _status(self, state: TaskState, status: str, reason: str) -> list[TaskEvent]:
-        if state.status == status == "paused":
-            return []
-        return [
-            TaskStatusChanged.model_validate(
-                {"task": state.id, "at": self.clock(), "status": status, "reason": reason}
-            )
-        ]
+    def changed_to(self, status: TaskStatus, state: TaskState, reason: str) -> TaskStatusChanged:
+        """The event that gives a task another status."""
+        return TaskStatusChanged(task=state.id, at=self.clock(), status=status, reason=reason)
 
     @contextmanager
     def lease(self, task: str, *, name: str = "", ttl_s: float = leases.TTL_S) -> Iterator[Lease]:
-        """Hold a task alone while the block runs. Renew with `renew_lease` if that takes long.
+        """Hold a task alone while the block runs. `renew_lease` it if that takes long.
 
         Raises:
             UnknownTask: there is no such task.
@@ -370,6 +367,14 @@ class TaskManager(Generic[S]):
             yield held
         finally:
             leases.drop(self.store, self.space, check_task_id(task), held)
+
+    def renew_lease(self, task: str, lease: Lease, *, ttl_s: float = leases.TTL_S) -> Lease:
+        """Hold on to a task. Raises StoreBusy if it was taken over meanwhile."""
+        known = check_task_id(task)
+        try:
+            return leases.renew(self.store, self.space, known, lease, ttl_s=ttl_s, now=self.clock())
+        except ConflictError as error:
+            raise StoreBusy(f"task {task} was taken over by another worker") from error
 
     # --- inside -------------------------------------------------------------------------------------------
 
@@ -396,9 +401,22 @@ class TaskManager(Generic[S]):
         )
         self._remember(after)
         if self.listener is not None:
-            numbered = [e.model_copy(update={"seq": before + i}) for i, e in enumerate(events, start=1)]
-            self.listener(numbered)
+            self.listener(numbered(events, before))
         return after
+
+    def _head(self, task: TaskId) -> TaskHead:
+        head = self.store.task_head(self.space, task)
+        if head.seq == 0:
+            raise UnknownTask(f"space {self.space!r} has no task {task!r}")
+        return head
+
+    def _folded(self, task: TaskId, head: TaskHead, seq: int) -> TaskState:
+        """The state at `seq`, from the nearest snapshot on."""
+        state = self._snapshot(task, seq)
+        if state is None and head.floor:
+            raise UnknownTask(f"versions of task {task} before {head.floor} were compacted away")
+        after = 0 if state is None else state.seq
+        return fold(state, self.store.task_events(self.space, task, after=after, upto=seq))
 
     def _newest(self, task: str, *, look: bool) -> TaskState:
         """The state to decide on. Alone with a task, what this manager wrote last is the newest: the version tells."""

@@ -5,12 +5,11 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from flowstate_local.events import Refusal
+from flowstate_local.plan_grammar import MAX_ALTERNATIVES
 from flowstate_local.task_events import Planned, PlannedAction, StepName
 from flowstate_local.task_state import TaskState
 from flowstate_local.tasks import graph
 from flowstate_local.tasks.references import references
-
-MAX_ALTERNATIVES = 2
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,8 @@ from pydantic import JsonValue
 from flowstate_local.errors import UsageError
 from flowstate_local.tools import canonical_json
 
-_REFERENCE = re.compile(r"\$\$\{|\$\{([^{}]*)\}")
+REFERENCE = re.compile(r"\$\$\{|\$\{([^{}]*)\}")
+"""A reference, or a literal `${`."""
 _HEAD = re.compile(r"^(params|steps|state|task|output|key|node|evidence)$")
 _NAME = re.compile(r"^[A-Za-z0-9_-]+$")
 
@@ -64,7 +65,7 @@ _HINT = "References look like ${steps.NAME.output}, ${params.NAME}, ${state.FIEL
 def references(template: JsonValue) -> Iterator[Reference]:
     """All references in a value, in order. Raises UsageError."""
     if isinstance(template, str):
-        for found in _REFERENCE.finditer(template):
+        for found in REFERENCE.finditer(template):
             if found[1] is not None:
                 yield parse(found[1])
     elif isinstance(template, Mapping):
@@ -82,10 +83,10 @@ def resolve(template: JsonValue, look_up: Callable[[Reference], Any]) -> Any:
         UsageError: a reference is malformed, or `look_up` knows nothing there.
     """
     if isinstance(template, str):
-        whole = _REFERENCE.fullmatch(template)
+        whole = REFERENCE.fullmatch(template)
         if whole is not None and whole[1] is not None:
             return look_up(parse(whole[1]))
-        return _REFERENCE.sub(lambda found: _written(found, look_up), template)
+        return REFERENCE.sub(lambda found: _written(found, look_up), template)
     if isinstance(template, Mapping):
         return {key: resolve(item, look_up) for key, item in template.items()}
     if isinstance(template, list):

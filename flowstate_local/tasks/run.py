@@ -15,7 +15,6 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from flowstate_local import logs
-from flowstate_local.errors import ConflictError, StoreBusy
 from flowstate_local.stores.base import Lease
 from flowstate_local.task_events import (
     StepError,
@@ -84,18 +83,14 @@ class TaskRun:
             StoreBusy: somebody else works on it, or took it over.
         """
         manager = self._manager
-        state = manager.get(task)
-        lease = leases.take(
-            manager.store, manager.space, task, name=name, ttl_s=leases.TTL_S, now=manager.clock()
-        )
-        try:
-            state = manager.get(task)
-            self._start_mono, self._start_wall = time.monotonic(), max(manager.clock(), state.updated_at)
-            self._adopt(state)
-            return await self._until_over(state, lease)
-        finally:
-            await self._abandon()
-            leases.drop(manager.store, manager.space, task, lease)
+        with manager.lease(task, name=name) as lease:
+            try:
+                state = manager.get(task)
+                self._start_mono, self._start_wall = time.monotonic(), max(manager.clock(), state.updated_at)
+                self._adopt(state)
+                return await self._until_over(state, lease)
+            finally:
+                await self._abandon()
 
     def now(self) -> float:
         """Seconds since the epoch, which never go backwards while the task runs, whatever the clock does."""
@@ -111,16 +106,7 @@ class TaskRun:
             outcomes = await self._wait(state)
             if time.monotonic() - renewed > leases.TTL_S / 3:
                 renewed = time.monotonic()
-                lease = self._renew(state.id, lease)
-
-    def _renew(self, task: TaskId, lease: Lease) -> Lease:
-        manager = self._manager
-        try:
-            return leases.renew(
-                manager.store, manager.space, task, lease, ttl_s=leases.TTL_S, now=manager.clock()
-            )
-        except ConflictError as error:
-            raise StoreBusy(f"task {task} was taken over by another worker") from error
+                lease = self._manager.renew_lease(state.id, lease)
 
     # --- a turn -------------------------------------------------------------------------------------------
 

@@ -2,7 +2,8 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from itertools import chain
 from typing import Any
 
 from pydantic import JsonValue
@@ -16,7 +17,6 @@ from flowstate_local.task_events import (
     TaskAction,
     TaskEvent,
     TaskId,
-    TaskStatusChanged,
     TaskStepFinished,
     TaskStepReset,
     WorkflowSpec,
@@ -99,7 +99,7 @@ class Runner:
         ended: dict[TaskId, TaskState] = {}
         under_way: dict[asyncio.Task[TaskState | None], TaskId] = {}
         while not self._stop.is_set():
-            for task in self._runnable():
+            for task in self.runnable():
                 if task not in ended and task not in under_way.values():
                     under_way[asyncio.ensure_future(self._try(task))] = task
             if not under_way:
@@ -112,6 +112,12 @@ class Runner:
             if late is not None:
                 ended[late.id] = late
         return list(ended.values())
+
+    def runnable(self) -> Iterator[TaskId]:
+        """Tasks that can run, whoever holds them; a sub-task is taken up by its parent, if that lives."""
+        for record in chain(self.manager.tasks(status="running"), self.manager.tasks(status="pending")):
+            if record.parent is None or self.manager.get(record.parent.task).finished:
+                yield record.id
 
     async def serve(self, *, idle_s: float = 1.0) -> None:
         """As `drain`, but wait for new tasks until `stop` is called."""
@@ -138,7 +144,7 @@ class Runner:
                 raise _ended(state, "retry it, or fork it from an earlier version")
             if state.status == "completed":
                 raise _ended(state, "fork it from an earlier version")
-            return [self._running(state, "resumed")]
+            return [self.manager.changed_to("running", state, "resumed")]
 
         state = self.manager.commit(task, decide)
         self._resume_children(state)
@@ -160,7 +166,7 @@ class Runner:
                 raise _ended(state, "fork it from an earlier version")
             events: list[TaskEvent] = []
             if state.status != "running":
-                events.append(self._running(state, "tried again"))
+                events.append(self.manager.changed_to("running", state, "tried again"))
             if any(s.undo == "failed" for s in state.steps.values()):
                 return events
             return events + self._resets(state, step)
@@ -184,7 +190,11 @@ class Runner:
                 output=value,
                 by="operator",
             )
-            return [done] if state.status == "running" else [done, self._running(state, f"{step} settled")]
+            return (
+                [done]
+                if state.status == "running"
+                else [done, self.manager.changed_to("running", state, f"{step} settled")]
+            )
 
         return self.manager.commit(task, decide, blobs)
 
@@ -192,9 +202,6 @@ class Runner:
         names = list(state.steps) if step is None else [_step(state, step)]
         stuck = [name for name in names if state.steps[name].status in ("failed", "paused")]
         return [TaskStepReset(task=state.id, at=self.manager.clock(), step=name) for name in stuck]
-
-    def _running(self, state: TaskState, reason: str) -> TaskStatusChanged:
-        return TaskStatusChanged(task=state.id, at=self.manager.clock(), status="running", reason=reason)
 
     def _resume_children(self, state: TaskState) -> None:
         """The sub-tasks for whose sake a task had paused go on with it."""
@@ -251,11 +258,6 @@ class Runner:
         except FlowStateError as error:
             logger.error("task %s can't go on: %s", task, error)
             return None
-
-    def _runnable(self) -> list[TaskId]:
-        """Tasks to take up; a sub-task is taken up by its parent, if that lives."""
-        found = [*self.manager.tasks(status="running"), *self.manager.tasks(status="pending")]
-        return [r.id for r in found if r.parent is None or self.manager.get(r.parent.task).finished]
 
     def _planner_of(self, workflow: WorkflowSpec) -> Planner:
         if self._planner is not None:

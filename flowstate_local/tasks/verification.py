@@ -12,13 +12,11 @@ from flowstate_local.tasks.manager import TaskManager
 
 def verify(manager: TaskManager[Any]) -> list[Fault]:
     """Everything about the tasks of a space that isn't as their logs say; [] means whole."""
-    faults: list[Fault] = []
-    records = list(manager.tasks())
-    for record in records:
-        faults += [Fault(manager.space, f"task {record.id}", p) for p in _problems(manager, record)]
-    for record in records:
-        faults += [Fault(manager.space, f"task {record.id}", p) for p in _index_problems(manager, record)]
-    return faults
+    return [
+        Fault(manager.space, f"task {record.id}", problem)
+        for record in list(manager.tasks())
+        for problem in (*_problems(manager, record), *_index_problems(manager, record))
+    ]
 
 
 def _problems(manager: TaskManager[Any], record: TaskRecord) -> Iterator[str]:

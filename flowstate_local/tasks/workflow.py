@@ -4,11 +4,10 @@ template = load("market_report.yaml", toolbox)
 manager.create(template.spec, template.bind({"topic": "tea"}))
 """
 
-import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
-from typing import Any
 
 from pydantic import JsonValue
 
@@ -23,9 +22,10 @@ from flowstate_local.task_events import (
     ToolAction,
     ToolUse,
     WorkflowSpec,
+    template_of,
 )
 from flowstate_local.tasks import workflow_file, workflow_types
-from flowstate_local.tasks.references import references
+from flowstate_local.tasks.references import REFERENCE, references
 from flowstate_local.tasks.workflow_file import Param, Path_, Retry, Source, Step, Use, Workflow, dumps, walk
 from flowstate_local.tools import Toolbox
 
@@ -204,9 +204,7 @@ def _use(use: Use | None) -> ToolUse | None:
 
 def _own(action: ToolAction | AgentAction | TaskAction) -> tuple[str, JsonValue]:
     """The field of a file whose references a step waits for, and what stands in it."""
-    if isinstance(action, AgentAction):
-        return "agent", action.request
-    return "with", action.arguments if isinstance(action, ToolAction) else action.params
+    return "agent" if isinstance(action, AgentAction) else "with", template_of(action)
 
 
 def _at_reference(error: UsageError, step: Step, name: str, fault: Fault) -> WorkflowError:
@@ -320,9 +318,6 @@ def _check_references(
             _check_text(text, path, step.name, steps, params, fault, extra=True)
 
 
-_WHOLE_REFERENCE = re.compile(r"\$\$\{|\$\{[^{}]*\}")
-
-
 def _check_text(
     text: str,
     path: Path_,
@@ -338,7 +333,7 @@ def _check_text(
         found = list(references(text))
     except UsageError as error:
         raise fault(f"{where}{error}", path, step) from error
-    if "${" in _WHOLE_REFERENCE.sub("", text):
+    if "${" in REFERENCE.sub("", text):
         raise fault(f"{where}{dumps(text)}: a ${{ without its }}; $${{ is a literal one", path, step)
     for reference in found:
         problem = ""
@@ -356,28 +351,17 @@ def _check_text(
 def _check_cycles(steps: Mapping[StepName, StepSpec], fault: Fault) -> None:
     """A step waits for what it needs, and is not over before its fallback is."""
     before = {name: [*step.needs, *filter(None, [step.fallback])] for name, step in steps.items()}
-    done: set[StepName] = set()
-    for start in steps:
-        trail: list[StepName] = []
-        stack: list[tuple[StepName, Iterator[StepName]]] = []
-
-        def enter(name: StepName, trail: list[StepName] = trail, stack: list[Any] = stack) -> None:
-            if name in trail:
-                cycle = [*trail[trail.index(name) :], name]
-                raise fault(f"steps need each other: {' -> '.join(cycle)}", ("steps", name, "needs"), name)
-            if name not in done:
-                trail.append(name)
-                stack.append((name, iter(before[name])))
-
-        enter(start)
-        while stack:
-            name, rest = stack[-1]
-            following = next(rest, None)
-            if following is None:
-                stack.pop()
-                done.add(trail.pop())
-            else:
-                enter(following)
+    try:
+        TopologicalSorter(before).prepare()
+    except CycleError as error:
+        # Each of these comes before the next, and the first is also the last.
+        found: list[StepName] = error.args[1][:0:-1]
+        start = min(map(list(steps).index, found))
+        turn = found.index(list(steps)[start])
+        cycle = [*found[turn:], *found[:turn], found[turn]]
+        raise fault(
+            f"steps need each other: {' -> '.join(cycle)}", ("steps", cycle[0], "needs"), cycle[0]
+        ) from None
 
 
 # --- parameters ---------------------------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ from typing import Annotated
 
 import typer
 
+from flowstate_local.cli.report import write_json
 from flowstate_local.cli.roots import (
     EngineChoice,
     Json,
@@ -12,7 +13,7 @@ from flowstate_local.cli.roots import (
     Tools,
     toolbox_of,
 )
-from flowstate_local.cli.task.opened import check_tools, held_by, logged, opened_tasks, tools_in, write_json
+from flowstate_local.cli.task.opened import check_tools, held_by, logged, opened_tasks, tools_in
 from flowstate_local.cli.task.options import Log, TaskArgument, app
 from flowstate_local.cli.task.running import report_marked
 from flowstate_local.cli.task.typed import json_or_text, seconds_of

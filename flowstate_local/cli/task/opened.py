@@ -1,7 +1,6 @@
 """What a task command works on: the tasks of a space, a log file, a task with its sub-tasks."""
 
 import base64
-import json
 import logging
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
@@ -9,17 +8,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
-import typer
-
 from flowstate_local import logs
-from flowstate_local.cli.report import reported
-from flowstate_local.cli.roots import (
-    data_home,
-    open_store,
-)
+from flowstate_local.cli.roots import opened_space
 from flowstate_local.cli.task.words import Family
 from flowstate_local.errors import UsageError
-from flowstate_local.stores.base import check_space_name
 from flowstate_local.task_events import (
     StepName,
     TaskId,
@@ -39,23 +31,10 @@ def opened_tasks(
     """The tasks of a space. Reading never changes the store, and only `create` makes one.
 
     Raises:
-        UsageError: there's no store, or nothing of that space in it.
+        typer.Exit: see `roots.opened_space`.
     """
-    with reported(as_json=as_json):
-        check_space_name(space)
-        folder = path or data_home()
-        if may != "create" and not folder.is_dir():
-            raise UsageError(
-                f"no store at {folder}", hint="`flowstate task run` makes one; --store names another."
-            )
-        store = open_store(folder, create=may == "create", readonly=may == "read")
-        try:
-            if may != "create" and space not in store.spaces():
-                known = ", ".join(store.spaces()[:20]) or "none"
-                raise UsageError(f"no space {space!r} in {folder}", hint=f"Spaces there: {known}.")
-            yield TaskManager(store, space)
-        finally:
-            store.close()
+    with opened_space(path, space, as_json=as_json, may=may, maker="flowstate task run") as store:
+        yield TaskManager(store, space)
 
 
 @contextmanager
@@ -148,8 +127,3 @@ def task_json(manager: TaskManager[Any], state: TaskState) -> dict[str, Any]:
         result = {"base64": base64.b64encode(result).decode()}
     record = record_of(state, manager.space).model_dump(mode="json")
     return {"kind": "task", **record, "reason": state.reason, "result": result}
-
-
-def write_json(value: object) -> None:
-    """One line of JSON on stdout."""
-    typer.echo(json.dumps(value, ensure_ascii=False))

@@ -4,9 +4,7 @@ from typing import Annotated
 
 import typer
 
-from flowstate_local.task_events import (
-    TaskStatus,
-)
+from flowstate_local.task_events import TaskStatus
 
 app = typer.Typer(
     name="task",

@@ -1,13 +1,13 @@
 """`flowstate task run | work | resume | retry | fork`."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any, get_args
 
 import typer
 from rich.console import Console
 
-from flowstate_local.cli.report import exit_code, reported
+from flowstate_local.cli.report import exit_code, reported, write_json
 from flowstate_local.cli.roots import (
     DEFAULT_MODEL,
     EngineChoice,
@@ -22,7 +22,7 @@ from flowstate_local.cli.roots import (
     Window,
     toolbox_of,
 )
-from flowstate_local.cli.task.opened import check_tools, held_by, logged, opened_tasks, task_json, write_json
+from flowstate_local.cli.task.opened import check_tools, held_by, logged, opened_tasks, task_json
 from flowstate_local.cli.task.options import ENDS, INTERRUPTED, Log, NoRun, TaskArgument, app
 from flowstate_local.cli.task.state_view import title_line
 from flowstate_local.cli.task.typed import params_of
@@ -30,9 +30,7 @@ from flowstate_local.cli.task.words import Family
 from flowstate_local.cli.task.worker import HowTo, Worker
 from flowstate_local.errors import UsageError
 from flowstate_local.stores.base import check_task_id
-from flowstate_local.task_events import (
-    TaskStatus,
-)
+from flowstate_local.task_events import FINISHED, TaskStatus
 from flowstate_local.task_state import TaskState
 from flowstate_local.tasks import history
 from flowstate_local.tasks.manager import TaskManager
@@ -166,14 +164,10 @@ def resume(
 ) -> None:
     """Go on with a task that is paused, or whose worker stopped or died."""
     with opened_tasks(store, space, as_json=as_json, may="change") as manager, logged(log) as listener:
-        toolbox = toolbox_of(tools)
-        before = manager.get(task)
-        if not (no_run or before.finished):
-            check_tools(task, before.workflow, toolbox)
         choice = EngineChoice(engine, model, url, profile, window)
-        worker = Worker(manager, toolbox, choice, as_json, listener, quiet=no_run)
-        state = Runner(manager, toolbox).resume(task)
-        go_on(worker, state, HowTo(task, space, store, tools), no_run=no_run)
+        worker = Worker(manager, toolbox_of(tools), choice, as_json, listener, quiet=no_run)
+        how_to = HowTo(task, space, store, tools)
+        _go_on(worker, how_to, lambda runner: runner.resume(task), refused=FINISHED, no_run=no_run)
 
 
 @app.command(
@@ -200,18 +194,40 @@ def retry(
 ) -> None:
     """Let a failed task, or a step whose outcome is unknown, try again; what completed isn't done twice."""
     with opened_tasks(store, space, as_json=as_json, may="change") as manager, logged(log) as listener:
-        toolbox = toolbox_of(tools)
-        before = manager.get(task)
-        if not (no_run or before.status == "completed"):
-            check_tools(task, before.workflow, toolbox)
         choice = EngineChoice(engine, model, url, profile, window)
-        worker = Worker(manager, toolbox, choice, as_json, listener, quiet=no_run)
-        state = Runner(manager, toolbox).retry(task, step=step)
-        go_on(worker, state, HowTo(task, space, store, tools), no_run=no_run)
+        worker = Worker(manager, toolbox_of(tools), choice, as_json, listener, quiet=no_run)
+        how_to = HowTo(task, space, store, tools)
+        _go_on(
+            worker,
+            how_to,
+            lambda runner: runner.retry(task, step=step),
+            refused=frozenset({"completed"}),
+            no_run=no_run,
+        )
 
 
-def go_on(worker: Worker, state: TaskState, how_to: HowTo, *, no_run: bool) -> None:
-    """Work on a task that was marked to go on, or only say so."""
+def _go_on(
+    worker: Worker,
+    how_to: HowTo,
+    mark: Callable[[Runner], TaskState],
+    *,
+    refused: frozenset[TaskStatus],
+    no_run: bool,
+) -> None:
+    """Mark a task to go on, and work on it unless only that was asked for.
+
+    Args:
+        worker: has the tools.
+        how_to: names the task.
+        mark: marks it; refuses a task of one of the statuses in `refused`, whatever the tools.
+        refused: those statuses.
+        no_run: whether marking is all.
+    """
+    manager, task = worker.manager, how_to.task
+    before = manager.get(task)
+    if not (no_run or before.status in refused):
+        check_tools(task, before.workflow, worker.toolbox)
+    state = mark(Runner(manager, worker.toolbox))
     if no_run:
         report_marked(worker.manager, state, as_json=worker.as_json)
     else:

@@ -8,6 +8,7 @@ from typing import Annotated, Any, get_args
 import typer
 from rich.console import Console
 
+from flowstate_local.cli.report import write_json
 from flowstate_local.cli.roots import (
     Json,
     Space,
@@ -21,7 +22,7 @@ from flowstate_local.cli.task.log_view import (
     faults_view,
     frames_view,
 )
-from flowstate_local.cli.task.opened import family_of, opened_tasks, write_json
+from flowstate_local.cli.task.opened import family_of, opened_tasks
 from flowstate_local.cli.task.options import At, TaskArgument, app
 from flowstate_local.cli.task.state_view import task_view, tasks_table
 from flowstate_local.cli.task.typed import moment_of, version_of

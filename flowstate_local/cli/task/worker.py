@@ -9,7 +9,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass, field
-from itertools import chain, islice
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from flowstate_local.cli.report import show_error
+from flowstate_local.cli.report import show_error, write_json
 from flowstate_local.cli.roots import (
     EngineChoice,
     opened_engine,
@@ -32,7 +32,6 @@ from flowstate_local.cli.task.opened import (
     needs_engine,
     parts_since,
     task_json,
-    write_json,
 )
 from flowstate_local.cli.task.options import EXIT, GRACE_S, INTERRUPTED, POLL_S
 from flowstate_local.cli.task.state_view import progress_view, title_line
@@ -162,10 +161,9 @@ class Worker:
             await asyncio.gather(stopped, *under_way, return_exceptions=True)
 
     def _runnable(self, taken: set[TaskId]) -> Iterator[TaskId]:
-        for record in chain(self.manager.tasks(status="running"), self.manager.tasks(status="pending")):
-            own = record.parent is None and record.id not in taken
-            if own and not held_by(self.manager, record.id):
-                yield record.id
+        for task in self._runner("plain").runnable():
+            if task not in taken and not held_by(self.manager, task):
+                yield task
 
     async def _take(
         self, task: TaskId, ended: dict[TaskId, TaskState], left: dict[TaskId, FlowStateError]
