@@ -1,6 +1,6 @@
 """Serialize: the prompt of one step as token ids, append-only up to the observation.
 
-    system  [1] rules and examples   [2] tools                            static
+    system  [1] rules and examples   [2] tools, instructions              static
     user    [3] index                [4] request                          fixed within the request
             [5] state log                                                 grows at its end
             [7] observation                                               replaced every step
@@ -51,7 +51,8 @@ class Prompt:
 
     ids: list[int]
     segments: dict[str, int]
-    """Tokens by segment: rules, tools, index, request, state, observation (template tokens beside their segment)."""
+    """Tokens by segment: rules, tools, instructions, index, request, state, observation (template tokens beside their
+    segment)."""
     stable: int
     """Tokens up to the end of the state log: an exact prefix of the next step's prompt."""
 
@@ -74,6 +75,7 @@ class Context:
         reader: Reader,
         *,
         tools: str,
+        instructions: str = "",
         index: Index,
         text: str,
         date: str | None,
@@ -90,6 +92,7 @@ class Context:
         heads = {
             "rules": tokenizer.encode_frame(frame.system_open) + encode(RULES + "\n" + EXAMPLES),
             "tools": encode("\nTools\n" + tools),
+            "instructions": encode(instructions_text(instructions)),
             "index": tokenizer.encode_frame(frame.user_open) + index_ids,
             "request": encode(request_text(text, date)) + encode("STATE\n"),
         }
@@ -117,6 +120,11 @@ def serialize(context: Context, state: ActiveState, observation: Observation) ->
     segments = {name: len(head) for name, head in context.heads.items()}
     segments |= {"state": len(context.state_ids), "observation": len(tail)}
     return Prompt(ids=ids, segments=segments, stable=stable)
+
+
+def instructions_text(instructions: str) -> str:
+    """What an application adds to the static part: its policy, its tone."""
+    return f"\nInstructions\n{instructions.strip()}\n" if instructions.strip() else ""
 
 
 def request_text(text: str, date: str | None) -> str:

@@ -135,6 +135,7 @@ class Agent:
         engine: the model. The agent does not close it.
         store: the repositories. The agent does not close it.
         tools: functions made by `@tool`, or a `Toolbox`.
+        instructions: of the application, such as a policy; they stand in the static part of every prompt.
         sampling: decoding parameters; the default is the paper's preset, capped by the window.
         defer: "strict" (a step that opens anything may not act) or "trust" (the paper's rule: the model must wait).
         grounded: whether a fact is refused that holds a number which the model can't have read in this request.
@@ -157,6 +158,7 @@ class Agent:
         store: Store,
         tools: Toolbox | Iterable[Tool] = (),
         *,
+        instructions: str = "",
         sampling: Sampling | None = None,
         defer: Defer = "strict",
         grounded: bool = True,
@@ -174,6 +176,7 @@ class Agent:
         self.store = store
         toolbox = tools if isinstance(tools, Toolbox) else Toolbox(tools, profile=engine.profile)
         self.toolbox = toolbox.for_model()
+        self.instructions = instructions
         self.sampling = sampling or Sampling()
         self.defer = defer
         self.grounded = grounded
@@ -449,6 +452,7 @@ class Agent:
             self.engine.tokenizer,
             reader,
             tools=self.toolbox.canonical,
+            instructions=self.instructions,
             index=index,
             text=state.text,
             date=state.date,

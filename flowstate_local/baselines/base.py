@@ -58,6 +58,18 @@ class Budget:
     """Of what a memory may put into a prompt, where it has a choice."""
 
 
+@dataclass(frozen=True)
+class Setting:
+    """What a method is given for one episode: all methods of a comparison get the same."""
+
+    engine: Engine
+    """The model. The method does not close it."""
+    toolbox: Toolbox
+    budget: Budget = Budget()
+    instructions: str = ""
+    """Of the benchmark, such as a policy: part of the static prompt, after the method's own rules."""
+
+
 class Method(Protocol):
     """An agent with its memory, at the beginning of one episode."""
 
@@ -68,6 +80,9 @@ class Method(Protocol):
             EngineError: the engine failed; the episode can't be counted.
         """
 
+    async def close(self) -> None:
+        """Give back what the memory holds outside of Python (a folder, a connection). The last call."""
 
-MethodFactory = Callable[[Engine, Toolbox, Budget], Method]
+
+MethodFactory = Callable[[Setting], Method]
 """Makes a method with an empty memory."""

@@ -2,10 +2,8 @@
 
 import bm25s
 
-from flowstate_local.baselines.base import Answer, Budget, Usage
+from flowstate_local.baselines.base import Answer, Setting, Usage
 from flowstate_local.baselines.react import React, Transcript
-from flowstate_local.engines.base import Engine
-from flowstate_local.tools import Toolbox
 
 PASSAGE_CHARS = 800
 """Passages are cut at line ends near this length, as MemoryArena's retrieval baseline does with its own size."""
@@ -14,8 +12,8 @@ PASSAGE_CHARS = 800
 class Bm25(React):
     """The best passages by BM25 (bm25s, its defaults), as many as the budget of memory holds, in order of time."""
 
-    def __init__(self, engine: Engine, toolbox: Toolbox, budget: Budget) -> None:
-        super().__init__(engine, toolbox, budget)
+    def __init__(self, setting: Setting) -> None:
+        super().__init__(setting)
         self._passages: list[str] = []
 
     async def recall(self, text: str, usage: list[Usage]) -> list[int]:

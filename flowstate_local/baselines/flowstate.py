@@ -1,11 +1,9 @@
 """FlowState itself as a method under test: the agent of the product, unchanged, in a store of its own."""
 
-from flowstate_local.baselines.base import Answer, Budget, Usage
-from flowstate_local.engines.base import Engine
+from flowstate_local.baselines.base import Answer, Setting, Usage
 from flowstate_local.events import DeltaCommitted, Disclosed
 from flowstate_local.loop import Agent, StepTrace
 from flowstate_local.stores.base import Store
-from flowstate_local.tools import Toolbox
 
 SPACE = "episode"
 
@@ -14,17 +12,17 @@ class FlowState:
     """See `base.Method`.
 
     Args:
-        engine: the model.
-        toolbox: the tools of the episode.
-        budget: steps and decoding.
+        setting: engine, tools, budget and instructions.
         store: an empty store.
     """
 
-    def __init__(self, engine: Engine, toolbox: Toolbox, budget: Budget, store: Store) -> None:
+    def __init__(self, setting: Setting, store: Store) -> None:
+        budget = setting.budget
         self._agent = Agent(
-            engine,
+            setting.engine,
             store,
-            toolbox,
+            setting.toolbox,
+            instructions=setting.instructions,
             sampling=budget.sampling,
             max_steps=budget.max_steps,
             index_tokens=budget.memory_tokens,
@@ -49,6 +47,9 @@ class FlowState:
                 if isinstance(event, DeltaCommitted | Disclosed)
             ),
         )
+
+    async def close(self) -> None:
+        """See `Method.close`."""
 
     def _note(self, trace: StepTrace) -> None:
         self._traces.append(trace)

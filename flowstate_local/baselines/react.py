@@ -14,14 +14,14 @@ from dataclasses import dataclass, field
 
 from pydantic import ValidationError
 
-from flowstate_local.baselines.base import Answer, Budget, Usage
+from flowstate_local.baselines.base import Answer, Setting, Usage
 from flowstate_local.completion import Completion, Sampling
-from flowstate_local.engines.base import Engine, complete
+from flowstate_local.context import instructions_text
+from flowstate_local.engines.base import complete
 from flowstate_local.errors import GrammarError
 from flowstate_local.grammar import react_constraint
 from flowstate_local.nodes import Frozen
 from flowstate_local.protocol import ToolCall
-from flowstate_local.tools import Toolbox
 
 RULES = """You are an agent. You work on requests step by step, with tools.
 At each step you write one JSON object:
@@ -39,7 +39,6 @@ read_meter: The meter stands at 37.
 calculate: 37 > 40 is false
 {"thought":"Done.","tool_calls":[],"assistant_message":"No, it stands at 37."}
 
-Tools
 """
 MIN_STEP_TOKENS = 200
 """With less room than this a step isn't worth starting; the request ends as "overflow", and says so."""
@@ -77,22 +76,23 @@ class React:
     """A method without a memory; the base of those with one. See `base.Method`.
 
     Args:
-        engine: the model.
-        toolbox: the tools of the episode.
-        budget: steps, decoding, and tokens of memory.
+        setting: engine, tools, budget and instructions.
     """
 
-    def __init__(self, engine: Engine, toolbox: Toolbox, budget: Budget) -> None:
-        self.engine = engine
-        self.toolbox = toolbox.for_model()
-        self.budget = budget
+    def __init__(self, setting: Setting) -> None:
+        self.engine = setting.engine
+        self.toolbox = setting.toolbox.for_model()
+        self.budget = setting.budget
         self.n_asked = 0
-        encode, frame = engine.tokenizer.encode, engine.tokenizer.frame
+        tokenizer = self.engine.tokenizer
+        encode, frame = tokenizer.encode, tokenizer.frame
         self._head = {
-            "rules": engine.tokenizer.encode_frame(frame.system_open) + encode(RULES),
-            "tools": encode(self.toolbox.canonical) + engine.tokenizer.encode_frame(frame.user_open),
+            "rules": tokenizer.encode_frame(frame.system_open) + encode(RULES),
+            "tools": encode(f"Tools\n{self.toolbox.canonical}"),
+            "instructions": encode(instructions_text(setting.instructions)),
+            "frame": tokenizer.encode_frame(frame.user_open),
         }
-        self._tail = engine.tokenizer.encode_frame(frame.reply_open)
+        self._tail = tokenizer.encode_frame(frame.reply_open)
 
     # --- what a subclass may change -----------------------------------------------------------------------
 
@@ -102,6 +102,9 @@ class React:
 
     async def remember(self, transcript: Transcript, answer: Answer, usage: list[Usage]) -> None:
         """Take in a request that has ended."""
+
+    async def close(self) -> None:
+        """See `Method.close`."""
 
     # --- the request --------------------------------------------------------------------------------------
 

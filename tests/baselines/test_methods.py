@@ -1,11 +1,11 @@
-"""What every method under test promises, and what is special about each. A new method adds one line to `METHODS`."""
+"""What every method under test promises, and what is special about each. A new method adds one line to `MAKE`."""
 
 from collections.abc import Callable, Iterable
 from typing import Any
 
 import pytest
 
-from flowstate_local.baselines.base import Budget, Method
+from flowstate_local.baselines.base import Budget, Method, MethodFactory, Setting
 from flowstate_local.baselines.bm25 import Bm25
 from flowstate_local.baselines.flowstate import FlowState
 from flowstate_local.baselines.full_context import FullContext
@@ -26,11 +26,15 @@ def look_up(topic: str) -> str:
 
 TOOLS = Toolbox([look_up])
 BUDGET = Budget(sampling=Sampling(max_tokens=2_000), max_steps=4, memory_tokens=400)
+MAKE: dict[str, MethodFactory] = {
+    "flowstate": lambda setting: FlowState(setting, MemoryStore()),
+    "react": React,
+    "full_context": FullContext,
+    "bm25": Bm25,
+}
 METHODS: dict[str, Callable[[ScriptedEngine], Method]] = {
-    "flowstate": lambda engine: FlowState(engine, TOOLS, BUDGET, MemoryStore()),
-    "react": lambda engine: React(engine, TOOLS, BUDGET),
-    "full_context": lambda engine: FullContext(engine, TOOLS, BUDGET),
-    "bm25": lambda engine: Bm25(engine, TOOLS, BUDGET),
+    name: lambda engine, make=make: make(Setting(engine, TOOLS, BUDGET))  # type: ignore[misc]
+    for name, make in MAKE.items()
 }
 every_method = pytest.mark.parametrize("name", list(METHODS))
 
@@ -68,6 +72,21 @@ async def test_a_request_ends_with_a_reply_and_every_call_is_accounted_for(name:
 
 
 @every_method
+async def test_instructions_stand_in_the_static_part(name: str) -> None:
+    engine = engine_of(name, [DONE, DONE])
+    setting = Setting(engine, TOOLS, BUDGET, instructions="Never sell oxen.")
+    method = MAKE[name](setting)
+    for request in ("One", "Two"):
+        answer = await method.ask(request)
+        assert answer.usage[0].segments["instructions"] > 0
+    await method.close()
+    assert all(
+        p.index("Never sell oxen.") < p.index("REQUEST\n" + r)
+        for p, r in zip(engine.prompts, ("One", "Two"), strict=True)
+    )
+
+
+@every_method
 async def test_the_observation_is_in_the_next_prompt_and_the_prefix_stays(name: str) -> None:
     engine = engine_of(name, [LOOK, DONE])
     await METHODS[name](engine).ask("Look up oxen")
@@ -97,7 +116,7 @@ async def test_the_budget_of_steps_holds(name: str) -> None:
 
 async def test_full_context_keeps_everything_and_says_when_it_no_longer_fits() -> None:
     engine = engine_of("full_context", [LOOK, DONE] * 20, context_window=3_200)
-    method = FullContext(engine, TOOLS, BUDGET)
+    method = FullContext(Setting(engine, TOOLS, BUDGET))
     outcomes = [(await method.ask(f"Request {i}")).outcome for i in range(12)]
     assert outcomes[0] == "replied"
     assert outcomes[-1] == "overflow"
@@ -107,7 +126,7 @@ async def test_full_context_keeps_everything_and_says_when_it_no_longer_fits() -
 
 async def test_full_context_is_append_only_across_requests() -> None:
     engine = engine_of("full_context", [LOOK, DONE, DONE])
-    method = FullContext(engine, TOOLS, BUDGET)
+    method = FullContext(Setting(engine, TOOLS, BUDGET))
     await method.ask("One")
     answer = await method.ask("Two")
     assert answer.usage[0].cached_tokens > 0.7 * len(engine.prompt_ids[1])
@@ -119,7 +138,7 @@ async def test_bm25_puts_what_shares_words_before_the_request_within_its_budget(
     for topic in ("oxen", "ferries", "gardens"):
         script += [([("look_up", {"topic": topic})], ""), DONE]
     engine = engine_of("bm25", [*script, DONE])
-    method = Bm25(engine, TOOLS, BUDGET)
+    method = Bm25(Setting(engine, TOOLS, BUDGET))
     for topic in ("oxen", "ferries", "gardens"):
         await method.ask(f"Look up {topic}")
     answer = await method.ask("What of the ferries?")
@@ -130,7 +149,7 @@ async def test_bm25_puts_what_shares_words_before_the_request_within_its_budget(
 
 async def test_react_remembers_nothing() -> None:
     engine = engine_of("react", [LOOK, DONE, DONE])
-    method = React(engine, TOOLS, BUDGET)
+    method = React(Setting(engine, TOOLS, BUDGET))
     await method.ask("Look up oxen")
     await method.ask("And?")
     assert "Look up oxen" not in engine.prompts[-1]

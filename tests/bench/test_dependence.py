@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from flowstate_local.baselines.base import Budget, Method
+from flowstate_local.baselines.base import Budget, Method, Setting
 from flowstate_local.baselines.flowstate import FlowState
 from flowstate_local.baselines.full_context import FullContext
 from flowstate_local.bench.dependence.domains import DOMAINS
@@ -31,9 +31,9 @@ async def play(one: Episode, *, flowstate: bool) -> tuple[Verdict, int]:
     script = flowstate_script(one) if flowstate else react_script(one)
     engine = ScriptedEngine(script, context_window=100_000)
     method: Method = (
-        FlowState(engine, toolbox, BUDGET, MemoryStore())
+        FlowState(Setting(engine, toolbox, BUDGET), MemoryStore())
         if flowstate
-        else FullContext(engine, toolbox, BUDGET)
+        else FullContext(Setting(engine, toolbox, BUDGET))
     )
     refused = 0
     for place, ask in enumerate(one.asks, start=1):
