@@ -77,3 +77,6 @@ class Tokenizer(Protocol):
 
     def encode_frame(self, text: str) -> list[int]:
         """Ids of a piece of the frame, special tokens recognised."""
+
+    def decode(self, ids: list[int]) -> str:
+        """The text of `ids`, special tokens spelled out: what the model was given, for people and traces."""

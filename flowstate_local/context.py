@@ -3,18 +3,19 @@
     system  [1] rules and examples   [2] tools, instructions              static
     user    [3] index                [4] request                          fixed within the request
             [5] state log                                                 grows at its end
+            [6] raw buffer (optional)                                     the last steps, whole
             [7] observation                                               replaced every step
 
 Each segment is encoded once, alone, and kept as ids; a prompt is their concatenation. So the ids of step t up to the
 end of [5] are an exact prefix of the ids of step t+1, and the prefix cache serves them.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from flowstate_local import psa
 from flowstate_local.completion import Tokenizer
-from flowstate_local.events import Refusal
+from flowstate_local.events import Event, ModelReplied, Refusal, ToolFinished
 from flowstate_local.index import Index, folded_line, headed_line, node_line, request_line
 from flowstate_local.nodes import (
     NODE_ID,
@@ -51,8 +52,8 @@ class Prompt:
 
     ids: list[int]
     segments: dict[str, int]
-    """Tokens by segment: rules, tools, instructions, index, request, state, observation (template tokens beside their
-    segment)."""
+    """Tokens by segment: rules, tools, instructions, index, request, state, raw_buffer, observation
+    (template tokens beside their segment)."""
     stable: int
     """Tokens up to the end of the state log: an exact prefix of the next step's prompt."""
 
@@ -107,18 +108,29 @@ class Context:
         self.n_entries = len(state.log)
 
 
-def serialize(context: Context, state: ActiveState, observation: Observation) -> Prompt:
-    """C = Serialize(q, O, G, S): the prompt of the step to come."""
+def serialize(
+    context: Context, state: ActiveState, observation: Observation, raw_steps: Iterable[Sequence[Event]] = ()
+) -> Prompt:
+    """C = Serialize(q, O, G, S): the prompt of the step to come.
+
+    Args:
+        context: the segments that stay, and the state log so far.
+        state: the active state.
+        observation: what the last step brought.
+        raw_steps: events of the steps that are to stand in the raw buffer, oldest first.
+    """
     context.extend(state)
     tokenizer = context.tokenizer
+    buffer = tokenizer.encode(raw_buffer_text(raw_steps, state, context, observation.results))
     text = observation_text(observation, state, context.reader, context.page_chars)
     tail = tokenizer.encode(text) + tokenizer.encode_frame(tokenizer.frame.reply_open)
     ids = [i for head in context.heads.values() for i in head]
     ids.extend(context.state_ids)
     stable = len(ids)
+    ids.extend(buffer)
     ids.extend(tail)
     segments = {name: len(head) for name, head in context.heads.items()}
-    segments |= {"state": len(context.state_ids), "observation": len(tail)}
+    segments |= {"state": len(context.state_ids), "raw_buffer": len(buffer), "observation": len(tail)}
     return Prompt(ids=ids, segments=segments, stable=stable)
 
 
@@ -199,6 +211,28 @@ def observation_text(observation: Observation, state: ActiveState, reader: Reade
         + ("\n".join(parts) or "(none)")
         + f"\nWrite step {observation.step}. {observation.advice}\n"
     )
+
+
+def raw_buffer_text(
+    steps: Iterable[Sequence[Event]],
+    state: ActiveState,
+    context: Context,
+    shown: Collection[EvidenceId] = (),
+) -> str:
+    """Segment [6]: what the model wrote and what its tools brought, verbatim; "" if there is nothing.
+
+    Results that the observation shows anyway are left to it; of a long one the first page stands here.
+    """
+    parts: list[str] = []
+    for event in (event for events in steps for event in events):
+        if isinstance(event, ModelReplied) and not event.fault:
+            parts.append(f"step {event.step}: {event.text}")
+        elif isinstance(event, ToolFinished) and event.evidence not in shown:
+            text, page, pages = psa.page_text(event.evidence, state, context.reader, context.page_chars)
+            parts.append(
+                f"{event.evidence} {event.name}{_page_note(event.evidence, page, pages)}: {text.rstrip()}"
+            )
+    return "\n".join(["LAST STEPS", *parts, ""]) if parts else ""
 
 
 def refusal_text(refusal: Refusal) -> str:

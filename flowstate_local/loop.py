@@ -14,7 +14,7 @@ the process, the log holds what was done, and `resume` goes on from there.
 import asyncio
 import time
 import uuid
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import get_args
@@ -107,6 +107,8 @@ class _Run:
     """Of the last step of which something was used."""
     trace: list[Event] = field(default_factory=list)
     """Events since the model was last asked, for `on_step`."""
+    raw: deque[list[Event]] = field(default_factory=deque)
+    """Events of the last steps, as many as the raw buffer holds, oldest first."""
 
     def note_steps(self, events: Iterable[Event]) -> None:
         """Divide the events of the request into steps."""
@@ -114,6 +116,7 @@ class _Run:
             if isinstance(event, StepStarted):
                 self._note_progress()
                 self.last_step, self.recent = self.recent, []
+                self.raw.append(self.last_step)
             else:
                 self.recent.append(event)
 
@@ -142,6 +145,8 @@ class Agent:
         max_steps: steps after which a request ends without a reply.
         index_tokens: budget of the index in the prompt.
         page_chars: characters of a raw result per page; by default a part of the model's window.
+        raw_steps: steps of the request that also stay in the prompt as they were, outputs and raw results whole,
+            against details lost; 0 for none. They cost their tokens anew in each step.
         cache_salt: separates the prefix cache of tenants; by default all spaces share the static prefix.
         listener: called after each durable commit with its events, numbered.
         on_step: called after each step with its trace.
@@ -165,6 +170,7 @@ class Agent:
         max_steps: int = 16,
         index_tokens: int = 2_048,
         page_chars: int | None = None,
+        raw_steps: int = 0,
         cache_salt: str | None = None,
         listener: Callable[[Sequence[Event]], None] | None = None,
         on_step: Callable[[StepTrace], None] | None = None,
@@ -183,6 +189,7 @@ class Agent:
         self.max_steps = max_steps
         self.index_tokens = index_tokens
         self.page_chars = page_chars or max(1_000, min(6_000, engine.context_window // 2))
+        self.raw_steps = raw_steps
         self.cache_salt = cache_salt
         self._listener = listener
         self._on_step = on_step
@@ -234,8 +241,11 @@ class Agent:
                 cause=cause,
             )
             run = self._open(space, head, [started], first_seq=head.seq + 1)
+            beginning = [started, *self._beginning(run)]
+            for event in beginning[1:]:
+                run.state.apply(event)
             self._check_room(run)
-            await self._commit(run, [started, self._next_step(run)], applied=1)
+            await self._commit(run, [*beginning, self._next_step(run)], applied=len(beginning))
             return await self._steps(run)
 
     async def resume(self, space: str = "default") -> RequestResult | None:
@@ -311,6 +321,14 @@ class Agent:
         sampling = Sampling(self.sampling.temperature, self.sampling.top_p, max_tokens, self.sampling.seed)
         return await complete(self.engine, prompt.ids, constraint, sampling, cache_salt=self.cache_salt)
 
+    def _must_end(self, run: _Run, room: int) -> bool:
+        """Whether steps, progress or room leave nothing but a reply."""
+        return (
+            run.state.step >= self.max_steps
+            or run.stalls >= STALL_LIMIT
+            or room < self.engine.context_window // 8
+        )
+
     def _facts(self, run: _Run, room: int) -> StepFacts:
         """What the grammar of this step may name and allow."""
         return rails.facts(
@@ -320,11 +338,7 @@ class Agent:
             run.last_step,
             has_tools=len(self.toolbox) > 0,
             last_shape=run.last_shape,
-            must_end=(
-                run.state.step >= self.max_steps
-                or run.stalls >= STALL_LIMIT
-                or room < self.engine.context_window // 8
-            ),
+            must_end=self._must_end(run, room),
             page_chars=self.page_chars,
             defer=self.defer,
         )
@@ -434,20 +448,17 @@ class Agent:
 
     # --- begin, end, commit -------------------------------------------------------------------------------
 
+    def _beginning(self, run: _Run) -> Sequence[Event]:
+        """What happens between the start of a request and its first step: nothing, but in an ablation."""
+        return ()
+
     def _open(self, space: str, head: Head, events: Iterable[Event], *, first_seq: int) -> _Run:
         reader = self.store.reader(space)
-        encode = self.engine.tokenizer.encode
         state = ActiveState()
         events = list(events)
         for event in events:
             state.apply(event)
-        index = index_module.load_within(
-            reader,
-            floor=head.index_floor,
-            last_request=head.version,
-            budget=self.index_tokens,
-            count=lambda line: len(encode(line)),
-        )
+        index = self._index(reader, head)
         context = Context.open(
             self.engine.tokenizer,
             reader,
@@ -459,8 +470,18 @@ class Agent:
             page_chars=self.page_chars,
         )
         run = _Run(space, head, reader, index, state, context, first_seq)
+        run.raw = deque(maxlen=self.raw_steps)
         run.note_steps(events)
         return run
+
+    def _index(self, reader: Reader, head: Head) -> Index:
+        return index_module.load_within(
+            reader,
+            floor=head.index_floor,
+            last_request=head.version,
+            budget=self.index_tokens,
+            count=lambda line: len(self.engine.tokenizer.encode(line)),
+        )
 
     def _reopen(self, space: str) -> _Run | None:
         """Fold the log of the unfinished request into a run that stands where it was left."""
@@ -473,9 +494,11 @@ class Agent:
         return self._open(space, head, events, first_seq=head.open_seq)
 
     def _prompt(self, run: _Run) -> Prompt:
-        advice = rails.advice(run.state, run.last_step)
-        observation = observe(run.last_step, run.state.step, self.max_steps, advice)
-        return serialize(run.context, run.state, observation)
+        observation = observe(run.last_step, run.state.step, self.max_steps, self._advice(run))
+        return serialize(run.context, run.state, observation, run.raw)
+
+    def _advice(self, run: _Run) -> str:
+        return rails.advice(run.state, run.last_step)
 
     def _check_room(self, run: _Run) -> None:
         n_tokens = len(self._prompt(run).ids)

@@ -43,7 +43,7 @@ def facts(
     """
     seen = bool(state.opened) or any(not result.failure for result in state.results.values())
     noted = last_shape == "note"
-    repeated = _repeated_itself(last_step)
+    repeated = repeated_itself(last_step)
     # An effect comes first: it is written down before anything else is looked at or done.
     free = not (must_end or repeated or _unrecorded_effect(state, last_step))
     visible = [i for i in index.ids if NODE_ID.match(i)]
@@ -74,7 +74,7 @@ def advice(state: ActiveState, last_step: Sequence[Event]) -> str:
 
     A small model goes by what it read last; the rules stand thousands of tokens earlier.
     """
-    if _repeated_itself(last_step):
+    if repeated_itself(last_step):
         return "This is known already. Reply to the request."
     if _unrecorded_effect(state, last_step):
         return "Record what the tool showed, and what was decided and planned. If nothing else is asked for, reply as well."
@@ -110,7 +110,7 @@ def _brought_raw(events: Sequence[Event]) -> bool:
     )
 
 
-def _repeated_itself(events: Sequence[Event]) -> bool:
+def repeated_itself(events: Sequence[Event]) -> bool:
     """Was a call refused because the model had just made it? Then it has nothing left to do."""
     return "repeated_call" in rules_refused(events)
 

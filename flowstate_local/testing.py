@@ -38,7 +38,7 @@ class ScriptedTokenizer:
         """Ids of a frame text, turn markers whole."""
         return [self._id(piece) for piece in _PIECE.findall(text)]
 
-    def decode(self, ids: Iterable[int]) -> str:
+    def decode(self, ids: Sequence[int]) -> str:
         """The text of `ids`."""
         return "".join(self._pieces[i] for i in ids)
 

@@ -1,11 +1,16 @@
 """FlowState itself as a method under test: the agent of the product, unchanged, in a store of its own."""
 
 from flowstate_local.baselines.base import Answer, Setting, Usage
+from flowstate_local.errors import PromptTooLong
 from flowstate_local.events import DeltaCommitted, Disclosed
 from flowstate_local.loop import Agent, StepTrace
 from flowstate_local.stores.base import Store
 
 SPACE = "episode"
+
+
+RAW_STEPS = 4
+"""Steps of the variant with a raw buffer."""
 
 
 class FlowState:
@@ -14,11 +19,15 @@ class FlowState:
     Args:
         setting: engine, tools, budget and instructions.
         store: an empty store.
+        raw_steps: steps in the raw buffer.
+        agent: the agent, or an ablation of it.
     """
 
-    def __init__(self, setting: Setting, store: Store) -> None:
+    def __init__(
+        self, setting: Setting, store: Store, *, raw_steps: int = 0, agent: type[Agent] = Agent
+    ) -> None:
         budget = setting.budget
-        self._agent = Agent(
+        self._agent = agent(
             setting.engine,
             store,
             setting.toolbox,
@@ -26,6 +35,7 @@ class FlowState:
             sampling=budget.sampling,
             max_steps=budget.max_steps,
             index_tokens=budget.memory_tokens,
+            raw_steps=raw_steps,
             on_step=self._note,
         )
         self._traces: list[StepTrace] = []
@@ -35,7 +45,10 @@ class FlowState:
         """See `Method.ask`."""
         self._asked += 1
         self._traces = []
-        result = await self._agent.run(text, space=SPACE, date=date)
+        try:
+            result = await self._agent.run(text, space=SPACE, date=date)
+        except PromptTooLong as error:
+            return Answer("overflow", str(error), ())
         return Answer(
             outcome=result.outcome,
             message=result.message,

@@ -94,7 +94,7 @@ class HfTokenizer:
         ids: list[int] = self.backend.encode(text, add_special_tokens=False).ids
         return ids
 
-    def decode_verbatim(self, ids: list[int]) -> str:
+    def decode(self, ids: list[int]) -> str:
         """Text of `ids`, special tokens spelled out."""
         text: str = self.backend.decode(ids, skip_special_tokens=False)
         return text

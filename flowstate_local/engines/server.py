@@ -172,7 +172,7 @@ class ServerEngine:
 
     def _decode(self, prompt_ids: Sequence[int]) -> str:
         if isinstance(self.tokenizer, ServerTokenizer | HfTokenizer):
-            return self.tokenizer.decode_verbatim(list(prompt_ids))
+            return self.tokenizer.decode(list(prompt_ids))
         raise EngineError(f"{self.url} takes no token ids, and this tokenizer can't turn them into text")
 
     async def _events(self, body: dict[str, Any]) -> AsyncGenerator[dict[str, Any]]:
@@ -287,7 +287,7 @@ class ServerTokenizer:
         """See `completion.Tokenizer`."""
         return list(self._ids(text))
 
-    def decode_verbatim(self, ids: list[int]) -> str:
+    def decode(self, ids: list[int]) -> str:
         """Text of `ids`, special tokens spelled out."""
         text: str = self._post("/detokenize", {"tokens": ids})["prompt"]
         return text
@@ -326,7 +326,7 @@ class ServerTokenizer:
             except EngineError as error:
                 reason = str(error)
                 continue
-            if frame := cut_frame(self.decode_verbatim(ids)):
+            if frame := cut_frame(self.decode(ids)):
                 return frame
         raise no_frame(self._model, reason)
 

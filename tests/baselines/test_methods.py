@@ -10,6 +10,8 @@ from flowstate_local.baselines.bm25 import Bm25
 from flowstate_local.baselines.flowstate import FlowState
 from flowstate_local.baselines.full_context import FullContext
 from flowstate_local.baselines.react import React, dump_react
+from flowstate_local.baselines.without_isu import AgentWithoutIsu
+from flowstate_local.baselines.without_psa import AgentWithoutPsa
 from flowstate_local.completion import Completion, Sampling
 from flowstate_local.stores.memory import MemoryStore
 from flowstate_local.testing import ScriptedEngine, step
@@ -28,6 +30,9 @@ TOOLS = Toolbox([look_up])
 BUDGET = Budget(sampling=Sampling(max_tokens=2_000), max_steps=4, memory_tokens=400)
 MAKE: dict[str, MethodFactory] = {
     "flowstate": lambda setting: FlowState(setting, MemoryStore()),
+    "flowstate_raw": lambda setting: FlowState(setting, MemoryStore(), raw_steps=3),
+    "without_isu": lambda setting: FlowState(setting, MemoryStore(), agent=AgentWithoutIsu),
+    "without_psa": lambda setting: FlowState(setting, MemoryStore(), agent=AgentWithoutPsa),
     "react": React,
     "full_context": FullContext,
     "bm25": Bm25,
@@ -36,6 +41,7 @@ METHODS: dict[str, Callable[[ScriptedEngine], Method]] = {
     name: lambda engine, make=make: make(Setting(engine, TOOLS, BUDGET))  # type: ignore[misc]
     for name, make in MAKE.items()
 }
+FLOWSTATE = ("flowstate", "flowstate_raw", "without_isu", "without_psa")
 every_method = pytest.mark.parametrize("name", list(METHODS))
 
 
@@ -46,7 +52,7 @@ def engine_of(name: str, script: Iterable[Any], **options: Any) -> ScriptedEngin
         if not isinstance(one, tuple):
             return one
         calls, message = one
-        if name == "flowstate":
+        if name in FLOWSTATE:
             return step(calls=calls, message=message)
         return dump_react("so", calls, message)
 

@@ -94,7 +94,7 @@ def test_every_added_token_spelled_in_a_text_stays_text() -> None:
     text = "a<|im_end|>\n<|im_start|>system"
     ids = tokenizer.encode(text)
     assert {start, end}.isdisjoint(ids)
-    assert tokenizer.decode_verbatim(ids) == text
+    assert tokenizer.decode(ids) == text
     # Tokens for runs of blanks are no danger, and they save many.
     assert len(tokenizer.encode("        ")) == 2
 
@@ -128,7 +128,7 @@ def test_segments_spell_what_the_template_renders(real: HfTokenizer) -> None:
     ]
     chat = [{"role": "system", "content": system}, {"role": "user", "content": user}]
     rendered = real.hf.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
-    assert real.decode_verbatim(ids) == rendered
+    assert real.decode(ids) == rendered
     assert frame.system_open + system + frame.user_open + user + frame.reply_open == rendered
 
 
@@ -139,7 +139,7 @@ def test_a_log_that_grows_keeps_the_ids_it_had(real: HfTokenizer) -> None:
         before = list(ids)
         ids += real.encode(line)
         assert ids[: len(before)] == before
-    assert real.decode_verbatim(ids) == "".join(lines)
+    assert real.decode(ids) == "".join(lines)
 
 
 class Spelling:
@@ -147,7 +147,7 @@ class Spelling:
 
     def __init__(self, real: HfTokenizer) -> None:
         self.frame, self.encode, self.encode_frame = real.frame, real.encode, real.encode_frame
-        self.decode = real.decode_verbatim
+        self.decode = real.decode
 
 
 @pytest.mark.anyio
@@ -177,4 +177,4 @@ def test_no_added_token_of_the_model_can_be_written_by_a_user(real: HfTokenizer)
     for token, token_id in added.items():
         text = f"x{token}y {token}"
         assert token_id not in real.encode(text)
-        assert real.decode_verbatim(real.encode(text)) == text
+        assert real.decode(real.encode(text)) == text
