@@ -52,8 +52,8 @@ class Prompt:
 
     ids: list[int]
     segments: dict[str, int]
-    """Tokens by segment: rules, tools, instructions, index, request, state, raw_buffer, observation
-    (template tokens beside their segment)."""
+    """Tokens by segment: rules, tools, instructions, index, request, state (written and called in this
+    request), opened, raw_buffer, observation (template tokens beside their segment)."""
     stable: int
     """Tokens up to the end of the state log: an exact prefix of the next step's prompt."""
 
@@ -67,6 +67,8 @@ class Context:
     page_chars: int
     heads: dict[str, list[int]] = field(default_factory=dict)
     state_ids: list[int] = field(default_factory=list)
+    n_opened: int = 0
+    """Tokens of the state log that show what was opened."""
     n_entries: int = 0
 
     @classmethod
@@ -102,9 +104,9 @@ class Context:
     def extend(self, state: ActiveState) -> None:
         """Encode the entries of the state log that are new."""
         for entry in state.log[self.n_entries :]:
-            self.state_ids.extend(
-                self.tokenizer.encode(entry_text(entry, state, self.reader, self.page_chars))
-            )
+            ids = self.tokenizer.encode(entry_text(entry, state, self.reader, self.page_chars))
+            self.state_ids.extend(ids)
+            self.n_opened += len(ids) if entry.kind == "opened" else 0
         self.n_entries = len(state.log)
 
 
@@ -130,7 +132,8 @@ def serialize(
     ids.extend(buffer)
     ids.extend(tail)
     segments = {name: len(head) for name, head in context.heads.items()}
-    segments |= {"state": len(context.state_ids), "raw_buffer": len(buffer), "observation": len(tail)}
+    segments |= {"state": len(context.state_ids) - context.n_opened, "opened": context.n_opened}
+    segments |= {"raw_buffer": len(buffer), "observation": len(tail)}
     return Prompt(ids=ids, segments=segments, stable=stable)
 
 

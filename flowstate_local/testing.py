@@ -105,7 +105,9 @@ class ScriptedEngine:
         self.prompts.append(prompt)
         self.prompt_ids.append(list(prompt_ids))
         self.constraints.append(constraint)
-        completion = self._complete(self._next(prompt), prompt_ids, constraint, cache_salt, started)
+        completion = self._complete(
+            self._reply(prompt, constraint), prompt_ids, constraint, cache_salt, started
+        )
         for start in range(0, len(completion.text), 40):
             yield Chunk(completion.text[start : start + 40])
         yield Chunk("", completion)
@@ -114,7 +116,8 @@ class ScriptedEngine:
         """End of the play."""
         self._closed = True
 
-    def _next(self, prompt: str) -> Reply:
+    def _reply(self, prompt: str, constraint: Constraint | None) -> Reply:
+        """What is said next."""
         if self._function is not None:
             return self._function(prompt)
         try:

@@ -1,15 +1,16 @@
 """The seam of the evaluation: one Protocol that every method keeps, so that no harness can tell them apart."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 from flowstate_local.completion import Sampling
 from flowstate_local.engines.base import Engine
 from flowstate_local.tools import Toolbox
 
-Cause = Literal["step", "memory"]
-"""What a model call was for: a step of the request, or the upkeep of a memory."""
+Cause = Literal["step", "isu", "psa", "memory", "judge", "retry"]
+"""What a model call was for: an act or reply of the request, a step that only wrote state (isu) or only opened some
+(psa), the upkeep of a memory, a judge's verdict, or an output of which nothing was used and that was asked for again."""
 
 
 @dataclass(frozen=True)
@@ -28,6 +29,8 @@ class Usage:
     cause: Cause = "step"
     fault: str = ""
     """"cut_off", "empty" or "unparsable" if nothing of the output was used."""
+    blocks: dict[str, int] = field(default_factory=dict)
+    """Generated tokens by block of the output, about, where an output has blocks."""
 
     @property
     def prompt_tokens(self) -> int:
@@ -43,8 +46,14 @@ class Answer:
     """"replied", or why there's no reply: "step_budget", "no_progress", "failed", "overflow"."""
     message: str
     usage: tuple[Usage, ...]
-    refused: int = 0
-    """Operations and accesses that were refused."""
+    refused_operations: int = 0
+    """Of deltas, by ISU."""
+    refused_accesses: int = 0
+    """By PSA, and calls that the deferral rule held back."""
+    looks: int = 0
+    """Things opened."""
+    useless_looks: int = 0
+    """Those of them that nothing written in the request refers to or cites."""
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from pydantic import ValidationError
 
-from flowstate_local.baselines.base import Answer, Setting, Usage
+from flowstate_local.baselines.base import Answer, Cause, Setting, Usage
 from flowstate_local.completion import Completion, Sampling
 from flowstate_local.context import instructions_text
 from flowstate_local.engines.base import complete
@@ -174,7 +174,12 @@ class React:
         return await complete(self.engine, ids, constraint, sampling)
 
     def usage_of(
-        self, prompt: dict[str, list[int]], completion: Completion, step: int, fault: str = ""
+        self,
+        prompt: dict[str, list[int]],
+        completion: Completion,
+        step: int,
+        fault: str = "",
+        cause: Cause = "step",
     ) -> Usage:
         """What a call of this request cost."""
         return Usage(
@@ -184,6 +189,7 @@ class React:
             cached_tokens=completion.cached_tokens,
             generated_tokens=completion.generated_tokens,
             total_s=completion.total_s,
+            cause="retry" if fault and cause == "step" else cause,
             fault=fault,
         )
 

@@ -42,6 +42,8 @@ class Suite(Protocol):
     name: str
     primary: str
     """The metric that stands first in reports and in the running score."""
+    settings: Mapping[str, Any]
+    """JSON: what distinguishes this instance, such as knobs or the folder of its data."""
 
     def task_ids(self) -> Sequence[str]:
         """All tasks, in their order.

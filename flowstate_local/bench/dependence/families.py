@@ -102,7 +102,7 @@ def exception_behind_a_rule(rng: random.Random, d: Domain) -> Plot:
         read(
             topic,
             "we will need it",
-            Note("rule", "knowledge", f"Expenses: {limit} dollars a day, with an exception"),
+            Note("rule", "knowledge", "The rule on expenses: so much a day, with an exception"),
         )
     )
     plot.asks.append(

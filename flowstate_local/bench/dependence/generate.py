@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from flowstate_local.bench.dependence.domains import DOMAINS, Domain
-from flowstate_local.bench.dependence.families import FAMILIES, HELD_OUT, read
+from flowstate_local.bench.dependence.families import FAMILIES, HELD_OUT, Plot, read
 from flowstate_local.bench.episode import Ask, Episode, Note, World
 from flowstate_local.calculator import evaluate
 from flowstate_local.errors import ToolError, UsageError
@@ -25,6 +25,8 @@ class Knobs:
     """Requests of an episode, the question included; what the plot doesn't need is unrelated business."""
     raw_chars: int = 1_200
     """Characters of a raw result, about."""
+    hops: int = 1
+    """Papers in a row before the fact: with 3, the first refers to an annex, which refers to another, which has it."""
     apart: bool = True
     """Whether the unrelated business stands between the plot and its question, or before it."""
 
@@ -32,7 +34,7 @@ class Knobs:
 def episodes(
     knobs: Knobs, *, per_cell: int = 1, seed: int = 0, held_out: bool | None = None
 ) -> Iterator[Episode]:
-    """Every family in every domain, so many each, cell by cell.
+    """Every family in every domain, so many each. The first eight are of eight families.
 
     Args:
         knobs: how hard.
@@ -44,9 +46,9 @@ def episodes(
         UsageError: fewer requests than a plot has, or too many.
     """
     for number in range(per_cell):
-        for family in FAMILIES:
-            if held_out is None or held_out == (family in HELD_OUT):
-                for domain in DOMAINS:
+        for domain in DOMAINS:
+            for family in FAMILIES:
+                if held_out is None or held_out == (family in HELD_OUT):
                     yield episode(family, domain, number, knobs, seed=seed)
 
 
@@ -54,6 +56,7 @@ def episode(family: str, domain: Domain, number: int, knobs: Knobs, *, seed: int
     """One episode. Raises UsageError."""
     rng = random.Random(f"{seed}/{family}/{domain.name}/{number}")
     plot = FAMILIES[family](rng, domain)
+    _lead_on(plot, knobs.hops)
     if not len(plot.asks) <= knobs.requests <= MOST_REQUESTS:
         raise UsageError(
             f"an episode of family {family} has {len(plot.asks)} to {MOST_REQUESTS} requests, not {knobs.requests}"
@@ -76,6 +79,33 @@ def episode(family: str, domain: Domain, number: int, knobs: Knobs, *, seed: int
         options=plot.options,
         documents=documents,
     )
+
+
+def _lead_on(plot: Plot, hops: int) -> None:
+    """Move the first fact of a plot behind annexes that are looked up in requests of their own."""
+    topic, fact = next(iter(plot.facts.items()))
+    first = topic
+    place = next(i for i, ask in enumerate(plot.asks) if ("look_up", {"topic": topic}) in ask.calls)
+    chain = [plot.asks[place].notes[0].name]
+    for number in range(1, hops):
+        annex = f"annex {number} of {first}"
+        plot.facts[topic] = f"What applies here in particular stands in {annex}."
+        note = Note(
+            f"annex_{number}",
+            "knowledge",
+            f"Further conditions for {first}, part {number}",
+            (("derives", chain[-1]),),
+        )
+        plot.asks.insert(
+            place + number,
+            read(annex, f"{topic} refers to it", note, text=f"Look up {annex} and keep it in mind."),
+        )
+        chain.append(note.name)
+        topic = annex
+    plot.facts[topic] = fact
+    last = plot.asks[-1]
+    opens = [name for old in last.opens for name in (chain if old == chain[0] else [old])]
+    plot.asks[-1] = replace(last, opens=tuple(opens))
 
 
 def _errands(rng: random.Random, domain: Domain, n: int) -> list[Ask]:

@@ -4,18 +4,51 @@ With its decisions a comparison of token counts doesn't depend on a model's wit,
 can be solved.
 """
 
+import itertools
 from collections.abc import Generator, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from flowstate_local.baselines.react import dump_react
+from flowstate_local.bench.dependence.schema_sample import sample
 from flowstate_local.bench.episode import Ask, Episode, Note
+from flowstate_local.completion import Constraint
 from flowstate_local.nodes import NodeType
 from flowstate_local.protocol import StepOutput
-from flowstate_local.testing import step
+from flowstate_local.testing import Reply, ScriptedEngine, step
 
 LOOK = 2
 """Ids per look."""
+WINDOW = 200_000
+"""Tokens, so that no method overflows: what each would need is the question."""
+
+
+class OracleEngine(ScriptedEngine):
+    """Plays a perfect agent in the form of one method. The upkeep of a memory gets text of a plausible length.
+
+    Args:
+        episode: what is played.
+        method: name of the method.
+    """
+
+    name = "oracle"
+    model = "none: every decision is scripted"
+
+    def __init__(self, episode: Episode, method: str) -> None:
+        super().__init__(_script_of(episode, method), context_window=WINDOW)
+
+    def _reply(self, prompt: str, constraint: Constraint | None) -> Reply:
+        if constraint is not None and '"assistant_message"' not in constraint.text:
+            return sample(constraint)
+        return super()._reply(prompt, constraint)
+
+
+def _script_of(episode: Episode, method: str) -> Iterator[StepOutput] | Iterator[str]:
+    if method in ("flowstate", "flowstate_raw"):
+        return flowstate_script(episode)
+    if method == "without_isu":
+        return without_isu_script(episode)
+    return without_psa_script(episode) if method == "without_psa" else react_script(episode)
 
 
 def react_script(episode: Episode) -> Iterator[str]:
@@ -35,6 +68,28 @@ def flowstate_script(episode: Episode) -> Iterator[StepOutput]:
     book = _Book()
     for ask in episode.asks:
         yield from book.play(ask)
+
+
+def without_psa_script(episode: Episode) -> Iterator[StepOutput]:
+    """The steps of the ablation without PSA: as above, but nothing is opened; what is needed stands in the state."""
+    yield from flowstate_script(replace(episode, asks=tuple(replace(a, opens=()) for a in episode.asks)))
+
+
+def without_isu_script(episode: Episode) -> Iterator[StepOutput]:
+    """The steps of the ablation without ISU: open the nodes of the requests that matter and their results; act; reply."""
+    made_in = {note.name: place for place, ask in enumerate(episode.asks, 1) for note in ask.notes}
+    results = itertools.accumulate(len(ask.calls) for ask in episode.asks)
+    last_of = dict(enumerate(results, start=1))
+    for ask in episode.asks:
+        for start in range(0, len(ask.opens), LOOK):
+            requests = [made_in[name] for name in ask.opens[start : start + LOOK]]
+            yield step(focus=[f"n{number}" for number in requests])
+            raw = [f"t{last_of[number]}" for number in requests if episode.asks[number - 1].calls]
+            if raw:
+                yield step(focus=raw)
+        for name, arguments in ask.calls:
+            yield step(calls=[(name, dict(arguments))])
+        yield step(message=ask.reply)
 
 
 @dataclass
