@@ -8,7 +8,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from flowstate_local import rails
+from flowstate_local import psa, rails
 from flowstate_local.events import DeltaCommitted, Event, ToolFinished
 from flowstate_local.grammar import StepFacts
 from flowstate_local.index import gist
@@ -28,8 +28,11 @@ class AgentWithoutIsu(Agent):
 
     def _facts(self, run: Any, room: int) -> StepFacts:
         free = not (self._must_end(run, room) or rails.repeated_itself(run.last_step))
+        # Notes, which bring the index back after a chain was followed, don't exist here; so it is offered all along.
+        openable = psa.openable(run.state, run.reader, run.index, self.page_chars, following=False)
         return dataclasses.replace(
             super()._facts(run, room),
+            openable=openable,
             own=(),
             may_record=False,
             may_note=False,

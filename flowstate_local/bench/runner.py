@@ -108,7 +108,7 @@ async def _play(plan: Plan, key: Key, tap: Tap) -> Record:
     except EngineUnavailable:
         raise
     except Exception as fault:  # whatever one task does to a method, the others go on; it is kept and counted
-        logger.exception("%s, %s: failed", task, method)
+        logger.info("%s, %s: failed", task, method, exc_info=True)
         error = f"{type(fault).__name__}: {fault}"
     finally:
         for one in cast.methods:

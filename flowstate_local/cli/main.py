@@ -3,6 +3,7 @@
 import typer
 
 from flowstate_local.cli import chat, demo, doctor, memory, model, run, task
+from flowstate_local.cli.bench.app import app as bench_app
 
 app = typer.Typer(
     name="flowstate",
@@ -19,6 +20,7 @@ app.command("doctor", epilog=doctor.EXAMPLES)(doctor.doctor)
 app.add_typer(memory.app)
 app.add_typer(model.app)
 app.add_typer(task.app)
+app.add_typer(bench_app)
 
 
 def main() -> None:

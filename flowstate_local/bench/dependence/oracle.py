@@ -144,7 +144,8 @@ class _Book:
         self._n_facts += 1
         kind: NodeType = "knowledge" if evidence else "judgement"
         return self._node(
-            Note(f"fact_{self._n_facts}", kind, f"What bears on it, part {self._n_facts}"), evidence[:1]
+            Note(f"fact_{self._n_facts}", kind, f"What bears on it, part {_letters(self._n_facts)}"),
+            evidence[:1],
         )
 
     def _node(self, note: Note, evidence: list[str]) -> dict[str, Any]:
@@ -154,3 +155,8 @@ class _Book:
         self.evidence[note.name] = evidence
         refs = [{"relation": relation, "target": self.nodes[target]} for relation, target in note.refs[:1]]
         return {"type": note.type, "id": node_id, "refs": refs, "evidence": evidence, "summary": note.summary}
+
+
+def _letters(number: int) -> str:
+    """A number without digits: a number in a fact must have been read."""
+    return "".join(chr(ord("a") + int(digit)) for digit in str(number))
