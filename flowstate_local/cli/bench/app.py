@@ -2,7 +2,7 @@
 
 import typer
 
-from flowstate_local.cli.bench import listing, running
+from flowstate_local.cli.bench import listing, reporting, running
 
 app = typer.Typer(
     name="bench",
@@ -12,3 +12,4 @@ app = typer.Typer(
 )
 app.command("list", epilog=listing.EXAMPLES)(listing.list_)
 app.command("run", epilog=running.EXAMPLES)(running.run)
+app.command("report", epilog=reporting.EXAMPLES)(reporting.report)
