@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from flowstate_local.errors import UsageError
-from flowstate_local.events import Event, RequestFinished, RequestStarted
+from flowstate_local.events import Cause, Event, RequestFinished, RequestStarted
 from flowstate_local.nodes import Node, NodeId, RequestId
 from flowstate_local.state import ActiveState
 
@@ -50,3 +50,9 @@ def as_of(events: Iterable[Event], seq: int) -> Moment:
             f"no event {seq}: the log ends at {moment.seq}" if seq > 0 else f"seq {seq} is negative"
         )
     return moment
+
+
+def cause_of(events: Iterable[Event]) -> Cause | None:
+    """Who asked for the request that these events begin; None if nobody in particular did."""
+    first = next(iter(events), None)
+    return first.cause if isinstance(first, RequestStarted) else None

@@ -4,19 +4,19 @@ Both files are valid at every moment but for a last line that a kill cut short, 
 An episode's trace is written before its record, so a record always has its trace.
 """
 
-import fcntl
 import json
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
 from flowstate_local.baselines.base import Answer
 from flowstate_local.errors import UsageError
+from flowstate_local.jsonl import JsonLines, whole_lines
 
 EPISODES = "episodes.jsonl"
 TRACES = "traces.jsonl"
@@ -80,13 +80,13 @@ class RunFolder:
     """The folder of a run, for the one process that writes it. Made by `writing`."""
 
     path: Path
-    _episodes: IO[bytes]
-    _traces: IO[bytes]
+    _episodes: JsonLines
+    _traces: JsonLines
 
     def write(self, record: Record, trace: Mapping[str, Any]) -> None:
         """Keep an episode. When this returns, it is on disk."""
-        _append(self._traces, trace)
-        _append(self._episodes, _RECORD.dump_python(record, mode="json"))
+        self._traces.append(trace)
+        self._episodes.append(_RECORD.dump_python(record, mode="json"))
 
 
 @contextmanager
@@ -96,18 +96,14 @@ def writing(path: Path, config: RunConfig) -> Iterator[RunFolder]:
     Raises:
         UsageError: it holds another run, another process writes it, or it can't be written.
     """
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-        with (path / EPISODES).open("ab+") as episodes, (path / TRACES).open("ab+") as traces:
-            _lock(episodes, path)
-            _check_same(path, config)
-            for file in (episodes, traces):
-                drop_torn_line(file)
+    with JsonLines.open(path / EPISODES) as episodes, JsonLines.open(path / TRACES) as traces:
+        _check_same(path, config)
+        try:
             (path / f"{RUN}.new").write_text(config.model_dump_json(indent=1))
             os.replace(path / f"{RUN}.new", path / RUN)
-            yield RunFolder(path, episodes, traces)
-    except OSError as error:
-        raise UsageError(f"{path} can't be written: {error.strerror or error}") from error
+        except OSError as error:
+            raise UsageError(f"{path} can't be written: {error.strerror or error}") from error
+        yield RunFolder(path, episodes, traces)
 
 
 def read_config(path: Path) -> RunConfig:
@@ -150,47 +146,6 @@ def read_traces(path: Path) -> Iterator[dict[str, Any]]:
             yield json.loads(line)
         except json.JSONDecodeError as error:
             raise UsageError(f"{path / TRACES}, line {number}: {error.msg}") from None
-
-
-def whole_lines(path: Path) -> Iterator[tuple[int, bytes]]:
-    """Lines that are ended, with their numbers from 1; nothing where there's no file."""
-    if not path.exists():
-        return
-    with path.open("rb") as file:
-        for number, line in enumerate(file, start=1):
-            if line.endswith(b"\n"):
-                yield number, line
-
-
-def drop_torn_line(file: IO[bytes]) -> None:
-    """Cut off a last line that a kill left without its end; the file is open for appending."""
-    size = file.seek(0, os.SEEK_END)
-    end = size
-    while end and not _ends_line(file, end):
-        end -= 1
-    if end < size:
-        file.truncate(end)
-
-
-def _ends_line(file: IO[bytes], end: int) -> bool:
-    file.seek(end - 1)
-    return file.read(1) == b"\n"
-
-
-def _append(file: IO[bytes], value: Mapping[str, Any]) -> None:
-    line = json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode(errors="backslashreplace")
-    file.write(line + b"\n")
-    file.flush()
-    os.fsync(file.fileno())
-
-
-def _lock(file: IO[bytes], path: Path) -> None:
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        raise UsageError(
-            f"another process writes to {path}", hint="Wait for it, or use another --out."
-        ) from None
 
 
 def _check_same(path: Path, config: RunConfig) -> None:

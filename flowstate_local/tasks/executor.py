@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from flowstate_local.errors import FlowStateError, IllegalTransition, UnknownTask
-from flowstate_local.events import Cause, RequestStarted
+from flowstate_local.events import Cause
+from flowstate_local.history import cause_of
 from flowstate_local.loop import Agent, RequestResult
 from flowstate_local.protocol import ToolCall
 from flowstate_local.repository import RequestRecord
@@ -196,7 +197,11 @@ class Executor:
     async def _resumed(self, space: str, cause: Cause) -> RequestResult | None:
         """The unfinished request that an earlier try left, brought to its end; None if there is none."""
         head = self._manager.store.head(space)
-        if head.open_request is None or _cause(self._manager.store, space, head.open_seq) != cause:
+        if (
+            head.open_request is None
+            or cause_of(self._manager.store.events(space, after=head.open_seq - 1, upto=head.open_seq))
+            != cause
+        ):
             return None
         assert self._agent is not None
         return await self._agent.resume(space)
@@ -296,14 +301,12 @@ def _request_id(ended: RequestResult | RequestRecord) -> str:
     return ended.id if isinstance(ended, RequestRecord) else ended.request
 
 
-def _cause(store: Store, space: str, seq: int) -> Cause | None:
-    event = next(iter(store.events(space, after=seq - 1, upto=seq)), None)
-    return event.cause if isinstance(event, RequestStarted) else None
-
-
 def _find_reply(store: Store, space: str, cause: Cause) -> RequestRecord | None:
     """The request with which an earlier try got its reply, if it got that far."""
     for record in store.requests(space):
-        if record.outcome == "replied" and _cause(store, space, record.first_seq) == cause:
+        if (
+            record.outcome == "replied"
+            and cause_of(store.events(space, after=record.first_seq - 1, upto=record.first_seq)) == cause
+        ):
             return record
     return None
