@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from flowstate_local.batch import BatchResult, BatchTask
 from flowstate_local.events import EVENT
 from flowstate_local.nodes import IndexLine, Node
 from flowstate_local.protocol import StepOutput
@@ -28,6 +29,8 @@ def schemas() -> dict[str, dict[str, Any]]:
         "request_record": RequestRecord,
         "task_record": TaskRecord,
         "task_state": TaskState,
+        "batch_task": BatchTask,
+        "batch_result": BatchResult,
     }
     found = {f"{name}.json": model.model_json_schema() for name, model in models.items()}
     return found | {

@@ -2,7 +2,7 @@
 
 import typer
 
-from flowstate_local.cli import chat, demo, doctor, memory, model, run, task
+from flowstate_local.cli import batch, chat, demo, doctor, memory, model, run, task
 from flowstate_local.cli.bench.app import app as bench_app
 
 app = typer.Typer(
@@ -17,6 +17,7 @@ app.command("demo", epilog=demo.EXAMPLES)(demo.demo)
 app.command("run", epilog=run.EXAMPLES)(run.run)
 app.command("chat", epilog=chat.EXAMPLES)(chat.chat)
 app.command("doctor", epilog=doctor.EXAMPLES)(doctor.doctor)
+app.command("batch", epilog=batch.EXAMPLES)(batch.batch)
 app.add_typer(memory.app)
 app.add_typer(model.app)
 app.add_typer(task.app)

@@ -142,11 +142,13 @@ def _band(line: Line, scale: _Scale) -> str:
 def _labels(lines: Sequence[Line], scale: _Scale) -> list[str]:
     """Names at the ends of the lines, pushed apart where they would cover each other."""
     ends = sorted((scale.y(line.points[-1][1]), place) for place, line in enumerate(lines))
-    placed: list[float] = []
+    tops: list[float] = []
+    for y, _ in ends:
+        tops.append(max(y, tops[-1] + 14) if tops else y)
+    below = max(0.0, tops[-1] - (HEIGHT - BOTTOM))
     parts = []
-    for y, place in ends:
-        at = max(y, placed[-1] + 14) if placed else y
-        placed.append(at)
+    for (_, place), top in zip(ends, tops, strict=True):
+        at = top - below
         line = lines[place]
         parts.append(
             f'<text class="label t{line.colour}" x="{WIDTH - RIGHT + 8}" y="{at + 4:.1f}">{escape(line.name)}</text>'
