@@ -133,6 +133,38 @@ def react_constraint(
     return Constraint("json", f'{{"anyOf":[{",".join(shapes)}],"$defs":{{{defs}}}{options}}}')
 
 
+def json_constraint(profile: Profile, name: str, schema: Schema, max_tokens: int) -> Constraint:
+    """The grammar of any other JSON object, so bounded that its longest sentence fits.
+
+    Args:
+        profile: which library masks the tokens.
+        name: what it is, for the error.
+        schema: of the object; what it leaves open is bounded as widely as there is room.
+        max_tokens: tokens the engine will generate at most, the one that ends the sequence included.
+
+    Raises:
+        GrammarError: a keyword that can't be enforced, or its shortest form needs more than `max_tokens`.
+    """
+    for limits in _OBJECT_RUNGS:
+        made = bounded(profile, name, schema, limits)
+        if profile == "outlines":
+            return Constraint("regex", _regex_of(made.schema))
+        if made.worst_bytes <= max_tokens - MARGIN:
+            options = {"x-guidance": json.loads(_X_GUIDANCE)} if profile == "guidance" else {}
+            return Constraint("json", _dump(made.schema | options))
+    raise GrammarError(
+        f"{name}: its shortest form needs more than {max_tokens} tokens",
+        keyword="max_tokens",
+        hint="Raise max_tokens, or bound the schema.",
+    )
+
+
+_OBJECT_RUNGS = (
+    *(Limits(text_bytes=size, items=16) for size in (4_000, 1_200, 480, 240, 160, 120, 96, 64)),
+    *(Limits(text_bytes=64, items=items) for items in (8, 4, 2)),
+    *(Limits(text_bytes=size, items=1) for size in (64, 32, 16, 8)),
+)
+"""Texts give way first, down to a short sentence; then the lists."""
 MAX_THOUGHT_BYTES = 240
 
 

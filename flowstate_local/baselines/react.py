@@ -100,6 +100,16 @@ class React:
         """Token ids of what is remembered, for this request; model calls made for it are added to `usage`."""
         return []
 
+    async def after_step(
+        self, transcript: Transcript, memory: list[int], usage: list[Usage], step: int
+    ) -> list[int]:
+        """The memory for the next step; most memories stay as they are while a request runs."""
+        return memory
+
+    def shown(self, transcript: Transcript) -> list[int]:
+        """What the prompt shows of the request so far, its text itself apart: here all of it."""
+        return [i for _, ids in transcript.pieces[1:] for i in ids]
+
     async def remember(self, transcript: Transcript, answer: Answer, usage: list[Usage]) -> None:
         """Take in a request that has ended."""
 
@@ -149,6 +159,7 @@ class React:
             if output.assistant_message.strip():
                 return "replied", output.assistant_message
             await self._act(transcript, output.tool_calls)
+            memory = await self.after_step(transcript, memory, usage, step)
         return "step_budget", f"No reply within {self.budget.max_steps} steps."
 
     async def _act(self, transcript: Transcript, calls: Sequence[ToolCall]) -> None:
@@ -163,7 +174,7 @@ class React:
             **self._head,
             "memory": memory,
             "request": request,
-            "transcript": [i for _, ids in transcript.pieces[1:] for i in ids] + self._tail,
+            "transcript": self.shown(transcript) + self._tail,
         }
 
     async def _generate(self, prompt: dict[str, list[int]], room: int, *, may_act: bool) -> Completion:

@@ -9,6 +9,7 @@ from flowstate_local.baselines.full_context import FullContext
 from flowstate_local.baselines.react import React
 from flowstate_local.baselines.without_isu import AgentWithoutIsu
 from flowstate_local.baselines.without_psa import AgentWithoutPsa
+from flowstate_local.baselines.zipact import ZipAct, ZipActBm25
 from flowstate_local.errors import UsageError
 from flowstate_local.stores.memory import MemoryStore
 
@@ -41,6 +42,10 @@ METHODS: dict[str, MethodInfo] = {
     ),
     "full_context": MethodInfo(FullContext, "everything that ever happened"),
     "bm25": MethodInfo(Bm25, "passages of earlier requests that share words with this one"),
+    "zipact": MethodInfo(
+        ZipAct, "a state of goal, world and constraints, rewritten by the model after each step"
+    ),
+    "zipact_bm25": MethodInfo(ZipActBm25, "that state, and passages as for bm25"),
     "none": MethodInfo(React, "nothing: a plain agent, as a floor"),
 }
 

@@ -10,12 +10,11 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from flowstate_local.baselines.react import dump_react
-from flowstate_local.bench.dependence.schema_sample import sample
 from flowstate_local.bench.episode import Ask, Episode, Note
-from flowstate_local.completion import Constraint
+from flowstate_local.bench.rehearsal import RehearsedEngine
 from flowstate_local.nodes import NodeType
 from flowstate_local.protocol import StepOutput
-from flowstate_local.testing import Reply, ScriptedEngine, step
+from flowstate_local.testing import step
 
 LOOK = 2
 """Ids per look."""
@@ -23,7 +22,7 @@ WINDOW = 200_000
 """Tokens, so that no method overflows: what each would need is the question."""
 
 
-class OracleEngine(ScriptedEngine):
+class OracleEngine(RehearsedEngine):
     """Plays a perfect agent in the form of one method. The upkeep of a memory gets text of a plausible length.
 
     Args:
@@ -36,11 +35,6 @@ class OracleEngine(ScriptedEngine):
 
     def __init__(self, episode: Episode, method: str) -> None:
         super().__init__(_script_of(episode, method), context_window=WINDOW)
-
-    def _reply(self, prompt: str, constraint: Constraint | None) -> Reply:
-        if constraint is not None and '"assistant_message"' not in constraint.text:
-            return sample(constraint)
-        return super()._reply(prompt, constraint)
 
 
 def _script_of(episode: Episode, method: str) -> Iterator[StepOutput] | Iterator[str]:
