@@ -135,14 +135,16 @@ class React:
         transcript.pieces.append((text, self.engine.tokenizer.encode(text)))
 
     async def _steps(self, transcript: Transcript, memory: list[int], usage: list[Usage]) -> tuple[str, str]:
-        faults = 0
+        faults, last_calls = 0, tuple[ToolCall, ...]()
+        repeated = False
         for step in range(1, self.budget.max_steps + 1):
             prompt = self._prompt(transcript, memory)
             room = self.engine.context_window - sum(map(len, prompt.values()))
             if room < MIN_STEP_TOKENS:
                 return "overflow", f"The prompt leaves {max(room, 0)} tokens of the model's window."
             try:
-                completion = await self._generate(prompt, room, may_act=step < self.budget.max_steps)
+                may_act = step < self.budget.max_steps and not repeated
+                completion = await self._generate(prompt, room, may_act=may_act)
             except GrammarError as error:
                 if error.keyword != "max_tokens":
                     raise
@@ -158,11 +160,16 @@ class React:
             self.add(transcript, completion.text + "\n")
             if output.assistant_message.strip():
                 return "replied", output.assistant_message
-            await self._act(transcript, output.tool_calls)
+            # As in FlowState: what was just called so isn't called again, and then only a reply is left.
+            repeated = output.tool_calls == last_calls
+            last_calls = output.tool_calls
+            await self._act(transcript, () if repeated else output.tool_calls)
             memory = await self.after_step(transcript, memory, usage, step)
         return "step_budget", f"No reply within {self.budget.max_steps} steps."
 
     async def _act(self, transcript: Transcript, calls: Sequence[ToolCall]) -> None:
+        if not calls:
+            self.add(transcript, "This was just called so; its result stands above. Reply to the request.\n")
         for call in calls:
             result = await self.toolbox.run(call)
             failed = f"failed: {result.failure.kind}: " if result.failure else ""

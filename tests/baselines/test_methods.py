@@ -238,12 +238,14 @@ async def test_the_raw_buffer_holds_the_last_steps_whole_and_no_more() -> None:
 
 
 async def test_zipact_keeps_a_state_instead_of_the_history() -> None:
-    engine = engine_of("zipact", [LOOK, LOOK, DONE, DONE])
+    other: Any = ([("look_up", {"topic": "ferries"})], "")
+    engine = engine_of("zipact", [LOOK, other, DONE, DONE])
     method = ZipAct(Setting(engine, TOOLS, BUDGET))
-    answer = await method.ask("Look up oxen")
+    answer = await method.ask("Look up oxen and ferries")
     assert [u.cause for u in answer.usage] == ["memory", "step", "memory", "step", "memory", "step", "memory"]
     third = engine.step_prompts[2]
-    assert third.count("All there is to know about oxen") == 1, "only the last observation"
+    assert "All there is to know about ferries" in third
+    assert "All there is to know about oxen" not in third, "only the last observation"
     assert 'STATE\n{"goal_state":' in third
     assert '"attempted_actions":["look_up {' in third
     await method.ask("And?")
@@ -263,3 +265,13 @@ async def test_an_update_of_which_nothing_can_be_used_keeps_the_state_and_is_cou
     assert answer.outcome == "replied"
     faults = [u.fault for u in answer.usage if u.cause == "memory"]
     assert faults == (["unparsable"] * 2 if said == "not json" else ["cut_off"] * 2)
+
+
+@every_method
+async def test_a_call_that_was_just_made_is_not_made_again_and_a_reply_follows(name: str) -> None:
+    engine = engine_of(name, [LOOK, LOOK, DONE])
+    answer = await METHODS[name](engine).ask("Look up oxen")
+    assert answer.outcome == "replied"
+    assert engine.step_prompts[2].count("look_up") < 3 + engine.step_prompts[1].count("look_up")
+    last = json.loads(engine.constraints[engine.prompts.index(engine.step_prompts[2])].text)  # type: ignore[union-attr]
+    assert all(shape["properties"]["tool_calls"].get("maxItems", 1) == 0 for shape in last["anyOf"])
