@@ -26,7 +26,7 @@ def _run(run: RunView, prices: Prices | None) -> list[str]:
         f"{config.temperature:g}, top_p {config.top_p:g}. Version {config.version}.",
     ]
     if run.missing:
-        parts.append(f"**{run.missing} episodes were not played; the tables hold what was.**")
+        parts.append(f"**Not played of what was planned: {run.missing} episodes. The tables hold what was.**")
     named = [
         ("Scores and cost", view.main_table(run)),
         ("Figures of the suite", view.figures_table(run)),

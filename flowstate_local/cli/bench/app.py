@@ -2,7 +2,7 @@
 
 import typer
 
-from flowstate_local.cli.bench import listing, reporting, running
+from flowstate_local.cli.bench import listing, replaying, reporting, running
 
 app = typer.Typer(
     name="bench",
@@ -13,3 +13,4 @@ app = typer.Typer(
 app.command("list", epilog=listing.EXAMPLES)(listing.list_)
 app.command("run", epilog=running.EXAMPLES)(running.run)
 app.command("report", epilog=reporting.EXAMPLES)(reporting.report)
+app.command("replay", epilog=replaying.EXAMPLES)(replaying.replay)
