@@ -35,15 +35,23 @@ class Preset(BaseModel):
     window: int = Field(8_192, ge=1_024, le=10_000_000)
 
 
-def shipped() -> dict[str, Preset]:
+class Series(BaseModel):
+    """Several presets that are run one after the other: a whole protocol."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    presets: tuple[str, ...] = Field(min_length=1)
+    about: str = ""
+    cost: str = ""
+    """About how long it takes, and on what."""
+
+
+def shipped() -> dict[str, Preset | Series]:
     """The presets of the package by name."""
-    names = sorted(
-        file.name.removesuffix(".yaml") for file in _SHIPPED.iterdir() if file.name.endswith(".yaml")
-    )
-    return {name: load_preset(name) for name in names}
+    return {name: load(name) for name in _names()}
 
 
-def load_preset(name: str) -> Preset:
+def load(name: str) -> Preset | Series:
     """A preset by name, or from a YAML file.
 
     Raises:
@@ -51,12 +59,36 @@ def load_preset(name: str) -> Preset:
     """
     path = Path(name) if name.endswith((".yaml", ".yml")) else _SHIPPED / f"{name}.yaml"
     if not path.is_file():
-        known = ", ".join(sorted(f.name.removesuffix(".yaml") for f in _SHIPPED.iterdir() if f.is_file()))
-        raise UsageError(f"no preset {name!r}", hint=f"Presets: {known}; or the path of a YAML file.")
+        raise UsageError(
+            f"no preset {name!r}", hint=f"Presets: {', '.join(_names())}; or the path of a YAML file."
+        )
     try:
-        return Preset.model_validate(yaml.safe_load(path.read_text()))
+        said = yaml.safe_load(path.read_text())
+        kind = Series if isinstance(said, dict) and "presets" in said else Preset
+        return kind.model_validate(said)
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise UsageError(f"{name} is no YAML: {error}") from None
     except ValidationError as error:
         fault = error.errors()[0]
         raise UsageError(f"{name}: {'.'.join(map(str, fault['loc'])) or 'file'}: {fault['msg']}") from None
+
+
+def load_all(name: str) -> dict[str, Preset]:
+    """The presets that `name` stands for, one or a series.
+
+    Raises:
+        UsageError: as `load`; or a series names a series.
+    """
+    found = load(name)
+    if isinstance(found, Preset):
+        return {Path(name).stem: found}
+    presets = {one: load(one) for one in found.presets}
+    for one, preset in presets.items():
+        if isinstance(preset, Series):
+            raise UsageError(f"{name}: {one} is a series itself")
+    return {one: preset for one, preset in presets.items() if isinstance(preset, Preset)}
+
+
+def _names() -> list[str]:
+    entries = (file.name for file in _SHIPPED.iterdir())
+    return sorted(name.removesuffix(".yaml") for name in entries if name.endswith(".yaml"))

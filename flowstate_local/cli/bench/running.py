@@ -48,7 +48,13 @@ Exit codes: 0 played (whatever the scores), 2 usage, 3 model or engine, 130 inte
 
 
 def run(
-    preset: Annotated[str, typer.Argument(help="A preset, a suite, or the path of a preset file (YAML).")],
+    suite: Annotated[
+        str | None,
+        typer.Argument(help="A preset, or the path of a preset file (YAML).", show_default=False),
+    ] = None,
+    preset: Annotated[
+        str | None, typer.Option("--preset", help="The same, for those who prefer an option.")
+    ] = None,
     methods: Annotated[
         str | None, typer.Option("--methods", help="Names, separated by commas; or all. See `bench list`.")
     ] = None,
@@ -85,7 +91,7 @@ def run(
     """
     with reported(as_json=as_json):
         with evaluation_extra():
-            from flowstate_local.bench.preset import load_preset
+            from flowstate_local.bench.preset import load_all
         options = {
             "methods": methods,
             "trials": trials,
@@ -94,11 +100,28 @@ def run(
             "window": window,
         }
         given = {name: value for name, value in options.items() if value is not None}
-        loaded = load_preset(preset)
-        loaded = loaded.model_copy(update=given | {"settings": loaded.settings | _settings(setting or [])})
-        folder = out or Path("runs") / Path(preset).stem
-        choice = EngineChoice(engine, model, url, profile, loaded.window)
-        _Run(loaded, choice, folder, limit, again, as_json).carry_out()
+        named = [one for one in (suite, preset) if one is not None]
+        if len(named) != 1:
+            raise UsageError("name one preset", hint="`flowstate bench list` shows them.")
+        changed = {
+            name: one.model_copy(update=given | {"settings": one.settings | _settings(setting or [])})
+            for name, one in load_all(named[0]).items()
+        }
+        root = out or Path("runs") / Path(named[0]).stem
+        # All are made before the first is run: what is missing is said at once, not after a night.
+        runs = [
+            _Run(
+                one,
+                EngineChoice(engine, model, url, profile, one.window),
+                root if len(changed) == 1 else root / name,
+                limit,
+                again,
+                as_json,
+            )
+            for name, one in changed.items()
+        ]
+        for one in runs:
+            one.carry_out()
 
 
 class _Run:
