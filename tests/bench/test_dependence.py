@@ -9,7 +9,7 @@ from flowstate_local.baselines.flowstate import FlowState
 from flowstate_local.baselines.full_context import FullContext
 from flowstate_local.bench.dependence.domains import DOMAINS
 from flowstate_local.bench.dependence.families import FAMILIES, HELD_OUT, TRAIN
-from flowstate_local.bench.dependence.generate import Knobs, episode, episodes, tools_of
+from flowstate_local.bench.dependence.generate import Knobs, _named, episode, episodes, tools_of
 from flowstate_local.bench.dependence.oracle import flowstate_script, react_script
 from flowstate_local.bench.episode import Episode, Verdict
 from flowstate_local.completion import Sampling
@@ -124,3 +124,24 @@ async def test_a_decision_before_the_question_does_not_count() -> None:
     decide(wrong)
     decide(one.truth)
     assert world.verdict() == Verdict(False, wrong, one.truth), "the first answer counts"
+
+
+@pytest.mark.parametrize(
+    ("asked", "found"),
+    [
+        ("Hotel Aurora", ["Hotel Aurora"]),
+        ("hotel aurora booking terms", ["Hotel Aurora"]),
+        ("Aurora", ["Hotel Aurora", "annex 1 of Hotel Aurora"]),
+        ("annex 1 of Hotel Aurora", ["annex 1 of Hotel Aurora"]),
+        ("ferry", ["the ferry"]),
+        ("The ferry timetable", ["the ferry"]),
+        ("the museum, part 2", ["the museum, part 2"]),
+        ("museum", ["the museum"]),
+        ("the moon", []),
+        ("", []),
+        ("the", []),
+    ],
+)
+def test_a_topic_is_found_by_what_it_is_called(asked: str, found: list[str]) -> None:
+    topics = ["Hotel Aurora", "annex 1 of Hotel Aurora", "the ferry", "the museum", "the museum, part 2"]
+    assert _named(asked, topics) == found

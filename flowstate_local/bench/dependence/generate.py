@@ -4,7 +4,8 @@ Deterministic: the same family, domain, number and knobs give the same episode, 
 """
 
 import random
-from collections.abc import Iterator
+import re
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from flowstate_local.bench.dependence.domains import DOMAINS, Domain
@@ -62,7 +63,9 @@ def episode(family: str, domain: Domain, number: int, knobs: Knobs, *, seed: int
             f"an episode of family {family} has {len(plot.asks)} to {MOST_REQUESTS} requests, not {knobs.requests}"
         )
     errands = _errands(rng, domain, knobs.requests - len(plot.asks))
-    last = replace(plot.asks[-1], text=f"{plot.asks[-1].text} Options: {', '.join(plot.options)}.")
+    last = replace(
+        plot.asks[-1], text=f"{plot.asks[-1].text} Call decide with one of: {', '.join(plot.options)}."
+    )
     before = [*plot.asks[:-1], *errands] if knobs.apart else [*errands, *plot.asks[:-1]]
     documents = {topic: _document(rng, topic, fact, knobs.raw_chars) for topic, fact in plot.facts.items()}
     for errand in errands:
@@ -154,17 +157,17 @@ def tools_of(world: World, episode: Episode) -> Toolbox:
 
     @tool(idempotent=True)
     def look_up(topic: str) -> str:
-        """Look up the papers about a topic.
+        """Look up the papers about a topic, such as a name.
 
         Args:
             topic: As the request names it.
         """
-        found = {key.casefold(): text for key, text in episode.documents.items()}.get(
-            topic.strip().casefold()
-        )
-        if found is None:
+        named = _named(topic, episode.documents)
+        if not named:
             raise ToolError(f"there are no papers about {topic!r}", kind="not_found")
-        return found
+        if len(named) > 1:
+            raise ToolError(f"there are papers about {', '.join(named)}; name one", kind="ambiguous")
+        return episode.documents[named[0]]
 
     @tool
     def decide(answer: str) -> str:
@@ -188,3 +191,21 @@ def tools_of(world: World, episode: Episode) -> Toolbox:
         return evaluate(expression)
 
     return Toolbox([look_up, decide, compute])
+
+
+def _named(asked: str, topics: Iterable[str]) -> list[str]:
+    """The topics that somebody means who asks for "ferry" or "Hotel Aurora booking terms".
+
+    Whether a model copies a title to the letter isn't what this measures.
+    """
+    words = _words(asked)
+    by_words = {topic: _words(topic) for topic in topics}
+    same = [topic for topic, own in by_words.items() if own == words]
+    within = [topic for topic, own in by_words.items() if own < words]
+    # Of titles that are all in the words, the most particular: an annex names what it belongs to.
+    within = [one for one in within if not any(by_words[one] < by_words[other] for other in within)]
+    return same or within or [topic for topic, own in by_words.items() if words and words < own]
+
+
+def _words(text: str) -> frozenset[str]:
+    return frozenset(re.findall(r"\w+", text.casefold())) - {"the", "of", "a"}
