@@ -1,7 +1,8 @@
 """Tools: typed Python functions that the model may call.
 
-`@tool` reads a function's signature and docstring; `Toolbox` is the sorted set that one request offers. A tool's
-own failing never raises out of `Toolbox.run`: it becomes a `ToolFailure`, which the model reads and the log keeps.
+`@tool` reads a function's signature and docstring, `Tool.from_schema` takes a JSON Schema; `Toolbox` is the sorted set
+that one request offers. A tool's own failing never raises out of `Toolbox.run`: it becomes a `ToolFailure`, which the
+model reads and the log keeps.
 """
 
 import asyncio
@@ -37,6 +38,7 @@ from flowstate_local.errors import ToolError, UsageError
 from flowstate_local.events import ToolFailure
 from flowstate_local.nodes import EvidenceId, RequestId
 from flowstate_local.protocol import ToolCall
+from flowstate_local.schema_arguments import checker
 from flowstate_local.schema_rules import MAX_TOOLS, check_tool_schema
 
 DEFAULT_TIMEOUT_S = 60.0
@@ -90,10 +92,54 @@ class Tool:
     function: Callable[..., Any] = field(repr=False)
     for_model: bool = field(repr=False)
     """Whether a model may call it; one that only tasks call may take any JSON."""
-    _model: type[BaseModel] = field(repr=False)
-    _fields: Mapping[str, str] = field(repr=False)
-    """Field of `_model` -> parameter of `function`."""
+    _parse: Callable[[Mapping[str, Any]], dict[str, Any]] = field(repr=False)
+    """Arguments as the model wrote them -> those of `function`; raises ToolError "bad_arguments"."""
     _context: str | None = field(repr=False, default=None)
+
+    @classmethod
+    def from_schema(
+        cls,
+        name: str,
+        description: str,
+        schema: Mapping[str, Any],
+        function: Callable[..., Any],
+        *,
+        idempotent: bool = False,
+        timeout_s: float = DEFAULT_TIMEOUT_S,
+        for_model: bool = True,
+    ) -> "Tool":
+        """Make a tool of a JSON Schema, where no Python signature says what its arguments are.
+
+        Args:
+            name: what the model calls it.
+            description: for the model; line breaks become blanks.
+            schema: of the arguments, an object with its references in $defs. Objects that don't say what else they
+                may hold are closed.
+            function: called with the arguments by name, checked against the schema and otherwise as the model wrote
+                them; sync or async.
+            idempotent: see `tool`.
+            timeout_s: see `tool`.
+            for_model: see `tool`.
+
+        Raises:
+            UsageError: a name no tool can have, or a schema that is none of an object.
+            GrammarError: parameters that no grammar can hold; names tool, path and keyword.
+        """
+        _check_header(name, timeout_s)
+        cleaned: dict[str, Any] = _clean(dict(schema))
+        parse = checker(name, cleaned)
+        if for_model:
+            check_tool_schema("guidance", name, cleaned)
+        return cls(
+            name=name,
+            description=_line(description),
+            schema=cleaned,
+            idempotent=idempotent,
+            timeout_s=float(timeout_s),
+            function=function,
+            for_model=for_model,
+            _parse=parse,
+        )
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the function itself, without validation or timeout."""
@@ -118,11 +164,7 @@ class Tool:
         Raises:
             ToolError: kind "bad_arguments", naming every field that is wrong.
         """
-        try:
-            parsed = self._model.model_validate(dict(arguments))
-        except ValidationError as error:
-            raise ToolError(_explain(error), kind="bad_arguments") from None
-        bound = {p: getattr(parsed, f) for f, p in self._fields.items() if f in parsed.model_fields_set}
+        bound = self._parse(arguments)
         if self._context is not None:
             bound[self._context] = context or ToolContext()
         return bound
@@ -193,13 +235,7 @@ def _make(
     for_model: bool,
 ) -> Tool:
     name = name or str(getattr(function, "__name__", ""))
-    if not _NAME.match(name):
-        raise UsageError(
-            f"a tool can't be called {name!r}",
-            hint="Use letters, digits and underscores, 64 at most; pass name=... for a lambda or a partial.",
-        )
-    if not timeout_s > 0:
-        raise UsageError(f"tool {name}: timeout_s must be positive, not {timeout_s}")
+    _check_header(name, timeout_s)
     doc, arguments = _docstring(function)
     fields: dict[str, Any] = {}
     parameters: dict[str, str] = {}
@@ -230,10 +266,34 @@ def _make(
         timeout_s=timeout_s,
         function=function,
         for_model=for_model,
-        _model=model,
-        _fields=parameters,
+        _parse=_by_model(model, parameters),
         _context=context,
     )
+
+
+def _check_header(name: str, timeout_s: float) -> None:
+    if not _NAME.match(name):
+        raise UsageError(
+            f"a tool can't be called {name!r}",
+            hint="Use letters, digits and underscores, 64 at most; pass name=... for a lambda or a partial.",
+        )
+    if not timeout_s > 0:
+        raise UsageError(f"tool {name}: timeout_s must be positive, not {timeout_s}")
+
+
+def _by_model(
+    model: type[BaseModel], parameters: Mapping[str, str]
+) -> Callable[[Mapping[str, Any]], dict[str, Any]]:
+    """Parse with a pydantic model; `parameters`: its field -> the parameter of the function."""
+
+    def parse(arguments: Mapping[str, Any]) -> dict[str, Any]:
+        try:
+            parsed = model.model_validate(dict(arguments))
+        except ValidationError as error:
+            raise ToolError(_explain(error), kind="bad_arguments") from None
+        return {p: getattr(parsed, f) for f, p in parameters.items() if f in parsed.model_fields_set}
+
+    return parse
 
 
 class _Schema(GenerateJsonSchema):
