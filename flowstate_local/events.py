@@ -112,6 +112,8 @@ class ToolStarted(_Event):
     arguments: dict[str, Any]
     idempotency_key: str
     idempotent: bool = False
+    external: bool = False
+    """Whether whoever asked runs it, and brings the result."""
 
 
 class ToolFailure(Frozen):

@@ -21,11 +21,11 @@ from typing import get_args
 
 from flowstate_local import index as index_module
 from flowstate_local import isu, logs, psa, rails
-from flowstate_local.completion import Completion, Sampling
+from flowstate_local.completion import Completion, Constraint, Sampling
 from flowstate_local.context import Context, Prompt, serialize
 from flowstate_local.decision import decide, observe, parse, read_reply
 from flowstate_local.engines.base import Engine, complete
-from flowstate_local.errors import PromptTooLong, StoreBusy, UsageError
+from flowstate_local.errors import PromptTooLong, StoreBusy, ToolError, UsageError
 from flowstate_local.events import (
     Cause,
     DeltaCommitted,
@@ -42,6 +42,7 @@ from flowstate_local.events import (
 )
 from flowstate_local.grammar import Defer, StepFacts, step_constraint
 from flowstate_local.index import Index
+from flowstate_local.message_stream import MessageStream
 from flowstate_local.nodes import EvidenceId, NodeId, RequestId
 from flowstate_local.protocol import StepOutput, ToolCall
 from flowstate_local.repository import EvidenceRecord, Reader, RequestRecord
@@ -75,7 +76,8 @@ class RequestResult:
 
     request: RequestId
     outcome: str
-    """"replied", or why there's no reply: "step_budget", "no_progress", "failed", "cancelled"."""
+    """"replied", or why there's no reply: "step_budget", "no_progress", "failed", "cancelled"; or "waiting" for the
+    result of an external tool."""
     message: str
     nodes: tuple[NodeId, ...]
     steps: int
@@ -84,6 +86,8 @@ class RequestResult:
     generated_tokens: int
     faults: dict[str, int]
     """Outputs of which nothing was committed, by kind: "cut_off", "empty", "unparsable"."""
+    call: ToolStarted | None = None
+    """What it waits for; bring the result with `Agent.supply`."""
 
 
 @dataclass
@@ -107,6 +111,8 @@ class _Run:
     """Of the last step of which something was used."""
     trace: list[Event] = field(default_factory=list)
     """Events since the model was last asked, for `on_step`."""
+    waiting: ToolStarted | None = None
+    """The external call whose result is awaited."""
     raw: deque[list[Event]] = field(default_factory=deque)
     """Events of the last steps, as many as the raw buffer holds, oldest first."""
 
@@ -150,6 +156,8 @@ class Agent:
         cache_salt: separates the prefix cache of tenants; by default all spaces share the static prefix.
         listener: called after each durable commit with its events, numbered.
         on_step: called after each step with its trace.
+        on_text: called with each piece of the reply, while it is still being written where the grammar makes sure
+            that what is written is said (strict deferral, a grammar of its own for each step), else at its end.
         clock: seconds since the epoch.
 
     Raises:
@@ -174,6 +182,7 @@ class Agent:
         cache_salt: str | None = None,
         listener: Callable[[Sequence[Event]], None] | None = None,
         on_step: Callable[[StepTrace], None] | None = None,
+        on_text: Callable[[str], None] | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
         if defer not in get_args(Defer):
@@ -193,6 +202,8 @@ class Agent:
         self.cache_salt = cache_salt
         self._listener = listener
         self._on_step = on_step
+        self._on_text = on_text
+        self._streams = on_text is not None and defer == "strict" and engine.profile != "outlines"
         self._clock = clock
         self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
 
@@ -252,14 +263,51 @@ class Agent:
         """Go on with the unfinished request of a space; None if there is none.
 
         A tool call that was started and has no result is run again with the same idempotency key if its tool is
-        idempotent; any other comes back to the model as a failure of kind "unknown_outcome".
+        idempotent; any other comes back to the model as a failure of kind "unknown_outcome". A request that waits
+        for an external tool goes on waiting.
         """
         async with self._locks[check_space_name(space)]:
             run = self._reopen(space)
             if run is None:
                 return None
-            if run.state.pending_call is not None:
-                await self._settle(run, run.state.pending_call)
+            run.waiting = _awaited(run.state)
+            if run.waiting is None:
+                if run.state.pending_call is not None:
+                    await self._settle(run, run.state.pending_call)
+                await self._go_on(run)
+            return await self._steps(run)
+
+    async def supply(
+        self,
+        space: str,
+        evidence: EvidenceId,
+        result: bytes | str,
+        *,
+        failure: ToolFailure | None = None,
+        duration_s: float = 0.0,
+    ) -> RequestResult:
+        """Bring the result of an external tool, and go on until the request ends or waits again.
+
+        Args:
+            space: where the request waits.
+            evidence: id of the call, `RequestResult.call.evidence`.
+            result: what the tool brought, kept byte for byte; on a failure its text.
+            failure: how it failed, if it did.
+            duration_s: how long it took, as far as is known.
+
+        Raises:
+            UsageError: nothing waits there for the result of that call; a result that was brought before is refused.
+            EngineError: the engine failed; the result is kept, and the request can be resumed.
+        """
+        async with self._locks[check_space_name(space)]:
+            run = self._reopen(space)
+            awaited = _awaited(run.state) if run is not None else None
+            if run is None or awaited is None or awaited.evidence != evidence:
+                waits = f"it waits for {awaited.evidence}" if awaited else "no request waits there"
+                raise UsageError(f"space {space!r} needs no result of {evidence}: {waits}")
+            raw = result.encode("utf-8", "backslashreplace") if isinstance(result, str) else result
+            finished = self._finished(awaited, ToolResult(raw=raw, failure=failure, duration_s=duration_s))
+            await self._commit(run, [finished], {finished.digest: raw})
             await self._go_on(run)
             return await self._steps(run)
 
@@ -276,7 +324,7 @@ class Agent:
 
     async def _steps(self, run: _Run) -> RequestResult:
         with logs.bound(space=run.space, request=run.state.request):
-            while run.state.finished is None:
+            while run.state.finished is None and run.waiting is None:
                 await self._step(run)
         return self._result(run)
 
@@ -305,6 +353,8 @@ class Agent:
         changed = _changes_something(committed) or _changes_something(granted)
         events: list[Event] = [replied, *(e for e in (committed, granted) if _says_something(e))]
         if message:
+            if self._on_text is not None and not self._streams:
+                self._on_text(message)
             await self._finish(run, events, "replied", message)
         elif calls:
             await self._act(run, events, calls)
@@ -319,7 +369,19 @@ class Agent:
         facts = self._facts(run, room)
         constraint = step_constraint(self.engine.profile, self.toolbox, facts, max_tokens)
         sampling = Sampling(self.sampling.temperature, self.sampling.top_p, max_tokens, self.sampling.seed)
-        return await complete(self.engine, prompt.ids, constraint, sampling, cache_salt=self.cache_salt)
+        if not self._streams:
+            return await complete(self.engine, prompt.ids, constraint, sampling, cache_salt=self.cache_salt)
+        return await self._streamed(prompt, constraint, sampling)
+
+    async def _streamed(self, prompt: Prompt, constraint: Constraint, sampling: Sampling) -> Completion:
+        message, completion = MessageStream(), None
+        chunks = self.engine.stream(prompt.ids, constraint, sampling, cache_salt=self.cache_salt)
+        async for chunk in chunks:
+            if (text := message.feed(chunk.text)) and self._on_text is not None:
+                self._on_text(text)
+            completion = chunk.completion or completion
+        assert completion is not None, "an engine must end its stream with a completion"
+        return completion
 
     def _must_end(self, run: _Run, room: int) -> bool:
         """Whether steps, progress or room leave nothing but a reply."""
@@ -381,6 +443,9 @@ class Agent:
         for call in calls:
             started = self._start(run, call)
             await self._commit(run, [*pending, started], blobs)
+            if started.external:
+                run.waiting = started
+                return
             finished, raw = await self._run_tool(run, started)
             pending, blobs = [finished], {finished.digest: raw}
         await self._next(run, pending, blobs)
@@ -396,6 +461,8 @@ class Agent:
             arguments=call.arguments,
             idempotency_key=uuid.uuid4().hex,
             idempotent=tool.idempotent if tool is not None else True,
+            # Arguments that can't be right never leave the house: the model is told at once.
+            external=tool is not None and tool.external and _can_bind(tool, call),
         )
 
     async def _run_tool(self, run: _Run, started: ToolStarted) -> tuple[ToolFinished, bytes]:
@@ -576,22 +643,36 @@ class Agent:
 
     def _result(self, run: _Run) -> RequestResult:
         state = run.state
-        assert state.finished is not None
         faults: dict[str, int] = {}
         for reply in state.replies:
             if reply.fault:
                 faults[reply.fault] = faults.get(reply.fault, 0) + 1
         return RequestResult(
             request=state.request,
-            outcome=state.finished.outcome,
-            message=state.finished.message,
-            nodes=state.finished.nodes,
+            outcome=state.finished.outcome if state.finished else "waiting",
+            message=state.finished.message if state.finished else "",
+            nodes=state.finished.nodes if state.finished else tuple(state.own),
             steps=len(state.replies),
             prompt_tokens=sum(r.prompt_tokens for r in state.replies),
             cached_tokens=sum(r.cached_tokens for r in state.replies),
             generated_tokens=sum(r.generated_tokens for r in state.replies),
             faults=faults,
+            call=run.waiting,
         )
+
+
+def _awaited(state: ActiveState) -> ToolStarted | None:
+    """The external call that the request waits for, if it does."""
+    pending = state.pending_call
+    return pending if pending is not None and pending.external else None
+
+
+def _can_bind(tool: Tool, call: ToolCall) -> bool:
+    try:
+        tool.bind(call.arguments)
+    except ToolError:
+        return False
+    return True
 
 
 def _changes_something(event: Event) -> bool:

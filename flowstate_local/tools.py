@@ -95,6 +95,8 @@ class Tool:
     _parse: Callable[[Mapping[str, Any]], dict[str, Any]] = field(repr=False)
     """Arguments as the model wrote them -> those of `function`; raises ToolError "bad_arguments"."""
     _context: str | None = field(repr=False, default=None)
+    external: bool = False
+    """Whether whoever asked runs it: a call of it lets the request wait for `Agent.supply`."""
 
     @classmethod
     def from_schema(
@@ -102,7 +104,7 @@ class Tool:
         name: str,
         description: str,
         schema: Mapping[str, Any],
-        function: Callable[..., Any],
+        function: Callable[..., Any] | None,
         *,
         idempotent: bool = False,
         timeout_s: float = DEFAULT_TIMEOUT_S,
@@ -116,7 +118,7 @@ class Tool:
             schema: of the arguments, an object with its references in $defs. Objects that don't say what else they
                 may hold are closed.
             function: called with the arguments by name, checked against the schema and otherwise as the model wrote
-                them; sync or async.
+                them; sync or async. None: the tool is external, and whoever asks the agent runs it.
             idempotent: see `tool`.
             timeout_s: see `tool`.
             for_model: see `tool`.
@@ -136,9 +138,10 @@ class Tool:
             schema=cleaned,
             idempotent=idempotent,
             timeout_s=float(timeout_s),
-            function=function,
+            function=function or _never,
             for_model=for_model,
             _parse=parse,
+            external=function is None,
         )
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -269,6 +272,11 @@ def _make(
         _parse=_by_model(model, parameters),
         _context=context,
     )
+
+
+def _never(**arguments: Any) -> Any:
+    """In place of the function that an external tool has not got here."""
+    raise ToolError("this tool is run by whoever asked, and nobody brings its result here", kind="external")
 
 
 def _check_header(name: str, timeout_s: float) -> None:
