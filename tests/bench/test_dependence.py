@@ -117,7 +117,13 @@ async def test_a_decision_before_the_question_does_not_count() -> None:
     assert decide is not None
     with pytest.raises(Exception, match="nothing is to be decided"):
         decide(one.truth)
+    look_up = tools.get("look_up")
+    assert look_up is not None
+    topic = next(iter(one.documents))
+    assert look_up(topic) == one.documents[topic]
     world.asked = True
+    with pytest.raises(Exception, match="closed"):
+        look_up(topic)
     with pytest.raises(Exception, match="the options are"):
         decide("perhaps")
     wrong = next(option for option in one.options if option != one.truth)

@@ -16,6 +16,11 @@ from flowstate_local.errors import ToolError, UsageError
 from flowstate_local.tools import Toolbox, tool
 
 MOST_REQUESTS = 200
+FIND = (
+    "What this needs was looked up in an earlier request: find it there first. Then call decide with one of:"
+)
+CLOSED = "the papers are closed now; what they said was looked up in an earlier request"
+"""In the question nothing can be looked up again, or no memory would be needed."""
 
 
 @dataclass(frozen=True)
@@ -63,9 +68,7 @@ def episode(family: str, domain: Domain, number: int, knobs: Knobs, *, seed: int
             f"an episode of family {family} has {len(plot.asks)} to {MOST_REQUESTS} requests, not {knobs.requests}"
         )
     errands = _errands(rng, domain, knobs.requests - len(plot.asks))
-    last = replace(
-        plot.asks[-1], text=f"{plot.asks[-1].text} Call decide with one of: {', '.join(plot.options)}."
-    )
+    last = replace(plot.asks[-1], text=f"{plot.asks[-1].text} {FIND} {', '.join(plot.options)}.")
     before = [*plot.asks[:-1], *errands] if knobs.apart else [*errands, *plot.asks[:-1]]
     documents = {topic: _document(rng, topic, fact, knobs.raw_chars) for topic, fact in plot.facts.items()}
     for errand in errands:
@@ -162,6 +165,8 @@ def tools_of(world: World, episode: Episode) -> Toolbox:
         Args:
             topic: As the request names it.
         """
+        if world.asked:
+            raise ToolError(CLOSED, kind="closed")
         named = _named(topic, episode.documents)
         if not named:
             raise ToolError(f"there are no papers about {topic!r}", kind="not_found")

@@ -1,0 +1,1 @@
+"""The HTTP API: an OpenAI-compatible endpoint with a memory, for many tenants."""
