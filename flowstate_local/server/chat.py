@@ -1,0 +1,253 @@
+"""POST /v1/chat/completions and /v1/models, as clients of OpenAI know them."""
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Header, Request
+from fastapi.responses import JSONResponse, StreamingResponse
+from pydantic import BaseModel, ConfigDict, Field
+
+from flowstate_local.completion import Sampling
+from flowstate_local.errors import FlowStateError
+from flowstate_local.loop import RequestResult
+from flowstate_local.server.api_errors import as_api_error
+from flowstate_local.server.conversation import call_id, read_turn
+from flowstate_local.server.service import DEFAULT_SPACE, Service
+from flowstate_local.tools import Tool
+
+router = APIRouter(prefix="/v1", tags=["OpenAI"])
+
+
+class _Lenient(BaseModel):
+    """Fields that this server doesn't know are ignored: clients send new ones every month."""
+
+    model_config = ConfigDict(extra="ignore")
+
+
+class FunctionTool(_Lenient):
+    """A tool that the client runs."""
+
+    name: str
+    description: str = ""
+    parameters: dict[str, Any] = {"type": "object", "properties": {}}
+
+
+class ToolSpec(_Lenient):
+    """One of `tools`."""
+
+    type: Literal["function"]
+    function: FunctionTool
+
+
+class StreamOptions(_Lenient):
+    """What a stream carries."""
+
+    include_usage: bool = False
+
+
+class ChatRequest(_Lenient):
+    """The body of a chat completion."""
+
+    model: str = ""
+    messages: Annotated[list[dict[str, Any]], Field(min_length=1, max_length=10_000)]
+    tools: list[ToolSpec] = []
+    tool_choice: Literal["auto", "none"] = "auto"
+    stream: bool = False
+    stream_options: StreamOptions = StreamOptions()
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    max_tokens: Annotated[int, Field(ge=1)] | None = None
+    max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
+    seed: int | None = None
+    n: Literal[1] = 1
+    user: str | None = None
+    """Names the space, unless a header or the path does."""
+
+    @property
+    def sampling(self) -> Sampling:
+        """Decoding parameters, the paper's where the client says nothing."""
+        preset = Sampling()
+        return Sampling(
+            temperature=preset.temperature if self.temperature is None else self.temperature,
+            top_p=preset.top_p if self.top_p is None else self.top_p,
+            max_tokens=self.max_completion_tokens or self.max_tokens or preset.max_tokens,
+            seed=self.seed,
+        )
+
+
+SpaceHeader = Annotated[str | None, Header(alias="X-FlowState-Space", description="The memory to use.")]
+DateHeader = Annotated[
+    str | None, Header(alias="X-FlowState-Date", description="Today, as the model should see it.")
+]
+KeyHeader = Annotated[str | None, Header(alias="Idempotency-Key", max_length=200)]
+Authorization = Annotated[str | None, Header(description="Bearer KEY")]
+
+
+@router.get("/models", summary="The model that is served")
+async def models(request: Request, authorization: Authorization = None) -> dict[str, Any]:
+    """As OpenAI lists them."""
+    service: Service = request.app.state.service
+    service.caller(authorization, "read")
+    one = {"id": service.engine.model, "object": "model", "created": 0, "owned_by": "flowstate_local"}
+    return {"object": "list", "data": [one]}
+
+
+@router.post("/chat/completions", summary="A turn of a conversation with a memory", response_model=None)
+async def chat(
+    body: ChatRequest,
+    request: Request,
+    authorization: Authorization = None,
+    space: SpaceHeader = None,
+    date: DateHeader = None,
+    key: KeyHeader = None,
+) -> JSONResponse | StreamingResponse:
+    """Only messages after the last one of the assistant are read: the memory knows the rest."""
+    return await _answer(
+        request.app.state.service, body, space or body.user or DEFAULT_SPACE, authorization, date, key
+    )
+
+
+@router.post(
+    "/spaces/{space}/chat/completions", summary="The same, the space in the path", response_model=None
+)
+async def chat_in_space(
+    space: str,
+    body: ChatRequest,
+    request: Request,
+    authorization: Authorization = None,
+    date: DateHeader = None,
+    key: KeyHeader = None,
+) -> JSONResponse | StreamingResponse:
+    """For clients that can only be given a base URL."""
+    return await _answer(request.app.state.service, body, space, authorization, date, key)
+
+
+async def _answer(
+    service: Service,
+    body: ChatRequest,
+    space: str,
+    authorization: str | None,
+    date: str | None,
+    key: str | None,
+) -> JSONResponse | StreamingResponse:
+    caller = service.caller(authorization, "write")
+    ref = service.space(caller, space, write=True)
+    turn = read_turn(body.messages)
+    external = [
+        Tool.from_schema(t.function.name, t.function.description, t.function.parameters, None)
+        for t in body.tools
+        if body.tool_choice != "none"
+    ]
+    pieces: asyncio.Queue[str] = asyncio.Queue()
+    # A client that goes away doesn't stop its request: it is durable, and the next turn finds what it came to.
+    work = service.in_background(
+        service.turn(
+            caller,
+            ref,
+            turn,
+            tools=external,
+            sampling=body.sampling,
+            date=date,
+            key=key,
+            on_text=pieces.put_nowait if body.stream else None,
+        )
+    )
+    head = {"id": f"chatcmpl-{time.time_ns():x}", "created": int(time.time()), "model": service.engine.model}
+    if body.stream:
+        stream = _stream(work, pieces, head, include_usage=body.stream_options.include_usage)
+        return StreamingResponse(
+            stream, media_type="text/event-stream", headers={"Cache-Control": "no-cache"}
+        )
+    result = await asyncio.shield(work)
+    choice = {"index": 0, "message": _message(result), "finish_reason": _finish(result), "logprobs": None}
+    return JSONResponse(head | {"object": "chat.completion", "choices": [choice], "usage": usage_of(result)})
+
+
+async def _stream(
+    work: "asyncio.Future[RequestResult]",
+    pieces: "asyncio.Queue[str]",
+    head: dict[str, Any],
+    *,
+    include_usage: bool,
+) -> AsyncIterator[str]:
+    """Server-sent events: the message while it is written, then calls and the reason it ended."""
+    head = head | {"object": "chat.completion.chunk"}
+
+    def event(delta: dict[str, Any], finish: str | None = None) -> str:
+        choice = {"index": 0, "delta": delta, "finish_reason": finish, "logprobs": None}
+        return _sse(head | {"choices": [choice]})
+
+    try:
+        yield event({"role": "assistant", "content": ""})
+        said = ""
+        while not (work.done() and pieces.empty()):
+            piece = await _next(work, pieces)
+            if piece:
+                said += piece
+                yield event({"content": piece})
+        result = work.result()
+        if result.message[len(said) :] and result.outcome != "waiting":
+            yield event(
+                {
+                    "content": result.message[len(said) :]
+                    if result.message.startswith(said)
+                    else result.message
+                }
+            )
+        if result.call is not None:
+            yield event({"tool_calls": [{"index": 0, **_call(result)}]})
+        yield event({}, _finish(result))
+        if include_usage:
+            yield _sse(head | {"choices": [], "usage": usage_of(result)})
+    except FlowStateError as error:
+        yield _sse(as_api_error(error).body)
+    yield "data: [DONE]\n\n"
+
+
+async def _next(work: "asyncio.Future[RequestResult]", pieces: "asyncio.Queue[str]") -> str:
+    getting = asyncio.ensure_future(pieces.get())
+    both: set[asyncio.Future[Any]] = {work, getting}
+    await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
+    if getting.done():
+        return getting.result()
+    getting.cancel()
+    return pieces.get_nowait() if not pieces.empty() else ""
+
+
+def _message(result: RequestResult) -> dict[str, Any]:
+    if result.call is not None:
+        return {"role": "assistant", "content": None, "tool_calls": [_call(result)]}
+    return {"role": "assistant", "content": result.message}
+
+
+def _call(result: RequestResult) -> dict[str, Any]:
+    assert result.call is not None
+    arguments = json.dumps(result.call.arguments, ensure_ascii=False)
+    return {
+        "id": call_id(result.call),
+        "type": "function",
+        "function": {"name": result.call.name, "arguments": arguments},
+    }
+
+
+def _finish(result: RequestResult) -> str:
+    if result.outcome == "waiting":
+        return "tool_calls"
+    return "stop" if result.outcome == "replied" else "length"
+
+
+def usage_of(result: RequestResult) -> dict[str, Any]:
+    """Of all steps of the request so far."""
+    return {
+        "prompt_tokens": result.prompt_tokens,
+        "completion_tokens": result.generated_tokens,
+        "total_tokens": result.prompt_tokens + result.generated_tokens,
+        "prompt_tokens_details": {"cached_tokens": result.cached_tokens},
+    }
+
+
+def _sse(value: dict[str, Any]) -> str:
+    return f"data: {json.dumps(value, ensure_ascii=False)}\n\n"

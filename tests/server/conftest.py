@@ -1,0 +1,64 @@
+"""A real server in a thread, on a scripted model, and keys for two tenants."""
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import uvicorn
+
+from flowstate_local.server.app import make_app
+from flowstate_local.server.service import Limits, Service
+from flowstate_local.server.tenants import Quota, Tenants
+from flowstate_local.stores.lmdb import LmdbStore
+from flowstate_local.testing import ScriptedEngine
+from flowstate_local.tools import Tool, Toolbox
+
+
+@dataclass
+class Running:
+    """A server that listens."""
+
+    url: str
+    service: Service
+    tenants: Tenants
+    stop: Callable[[], None]
+
+    def key(self, tenant: str, scope: Any = "write", **quota: int) -> str:
+        known = {t.name: t for t in self.tenants.all()}
+        return self.tenants.issue(known.get(tenant) or self.tenants.create(tenant, Quota(**quota)), scope)
+
+
+@pytest.fixture
+def serve(tmp_path: Path) -> Iterator[Callable[..., Running]]:
+    """`serve(script, tools=..., limits=...)`: a server on the store of this test; again after a stop, with what is there."""
+    running: list[Running] = []
+
+    def start(script: Any, *, tools: list[Tool] | None = None, limits: Limits | None = None) -> Running:
+        store, tenants = LmdbStore.open(tmp_path / "store"), Tenants(tmp_path / "tenants.sqlite")
+        engine = ScriptedEngine(script, check=False)
+        service = Service(engine, store, tenants, Toolbox(tools or []), limits or Limits())
+        server = uvicorn.Server(uvicorn.Config(make_app(service), port=0, log_level="warning"))
+        thread = threading.Thread(target=server.run, daemon=True)
+        thread.start()
+        while not server.started:
+            time.sleep(0.005)
+        port = server.servers[0].sockets[0].getsockname()[1]
+
+        def stop() -> None:
+            if thread.is_alive():
+                server.should_exit = True
+                thread.join(30)
+                store.close()
+                tenants.close()
+
+        one = Running(f"http://127.0.0.1:{port}", service, tenants, stop)
+        running.append(one)
+        return one
+
+    yield start
+    for one in running:
+        one.stop()
