@@ -6,6 +6,7 @@ import importlib.util
 import os
 import sys
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from flowstate_local.bench.tau3.dataset import VERSION, Domain
@@ -59,10 +60,12 @@ def check_installed() -> None:
             f"{LOOK_ALIKE} is installed: it has the tasks of before version 1.0, whose results can't be compared",
             hint=f"pip uninstall {LOOK_ALIKE}. {INSTALL_HINT}",
         )
-    if importlib.util.find_spec("tau2") is None:
+    spec = importlib.util.find_spec("tau2")
+    if spec is None:
         python = "" if sys.version_info >= OLDEST_PYTHON else f" (this is Python {sys.version.split()[0]})"
         raise UsageError(f"tau2-bench isn't installed{python}", hint=INSTALL_HINT)
-    if importlib.util.find_spec("tau2.orchestrator") is None:
+    # Looked for on the disk: find_spec of a module inside the package would import the package.
+    if not any((Path(where) / "orchestrator").is_dir() for where in spec.submodule_search_locations or ()):
         raise UsageError(
             "the installed package tau2 isn't tau2-bench", hint=f"pip uninstall tau2. {INSTALL_HINT}"
         )
