@@ -10,6 +10,7 @@ import os
 import threading
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -682,6 +683,7 @@ async def test_the_ceiling_and_the_floor(domain: Domain) -> None:
 
 
 LOOK = ("get_user_details", {"user_id": "mia_li_3668"})
+SEEN = {"type": "knowledge", "id": "n1", "refs": [], "evidence": ["t1"], "summary": "The user is Mia Li"}
 
 
 @needs_tau2
@@ -695,7 +697,9 @@ async def test_methods_talk_to_a_simulated_user_on_a_server(serve: Serve, kind: 
     react = ScriptedEngine(
         [dump_react("Look.", [LOOK]), dump_react(message="You are Mia Li.")], context_window=100_000
     )
-    flowstate = ScriptedEngine([step(calls=[LOOK]), step(message="You are Mia Li.")], context_window=100_000)
+    flowstate = ScriptedEngine(
+        [step(calls=[LOOK]), step(delta=[SEEN], message="You are Mia Li.")], context_window=100_000
+    )
     budget = Budget(sampling=Sampling(max_tokens=6_144))
     given: list[str] = []
 
@@ -710,14 +714,10 @@ async def test_methods_talk_to_a_simulated_user_on_a_server(serve: Serve, kind: 
     assert [answer.message for answer in played.answers] == ["You are Mia Li."]
     assert len(played.answers[0].usage) == 2
     assert played.detail["ended"] == "user_stop"
-    assert [m["role"] for m in played.detail["messages"]] == [
-        "user",
-        "assistant",
-        "tool",
-        "assistant",
-        "user",
-    ]
-    assert '"Mia"' in played.detail["messages"][2]["content"]
+    greeting, *messages = played.detail["messages"]
+    assert greeting["content"] == "Hi! How can I help you today?"
+    assert [m["role"] for m in messages] == ["user", "assistant", "tool", "assistant", "user"]
+    assert '"Mia"' in messages[2]["content"]
     assert played.detail["user_tokens"] == {"prompt": 200, "generated": 14}
     assert played.scores["replied"] == 1.0
     assert {body["seed"] for body in user.bodies} == {7}
@@ -743,16 +743,66 @@ async def test_the_engine_of_the_method_fails_as_what_it_is() -> None:
         await suite.play("0", seat, seed=1)
 
 
+class Busy(Idle):
+    """Never replies."""
+
+    def __init__(self, toolbox: Toolbox) -> None:
+        self.toolbox = toolbox
+        self.closed = False
+        self.calls = 0
+
+    async def ask(self, text: str, *, date: str | None = None) -> Answer:
+        while True:
+            await self.toolbox.run(ToolCall(name=LOOK[0], arguments=LOOK[1]))
+            self.calls += 1
+
+    async def close(self) -> None:
+        self.closed = True
+
+
+class Saving(Idle):
+    """Waits for a thread of the shared pool, as a commit does."""
+
+    async def ask(self, text: str, *, date: str | None = None) -> Answer:
+        await asyncio.to_thread(lambda: None)
+        return Answer("replied", "Saved.", ())
+
+
+@needs_tau2
+async def test_a_conversation_can_be_cancelled() -> None:
+    made: list[Busy] = []
+
+    def seat(toolbox: Toolbox, instructions: str) -> Busy:
+        made.append(Busy(toolbox))
+        return made[0]
+
+    suite = Tau3("airline", user=one_request(upstream.upstream()), limits=Limits(max_steps=1_000_000))
+    playing = asyncio.create_task(suite.play("0", seat, seed=1))
+    while not made or made[0].calls < 3:
+        await asyncio.sleep(0.01)
+    playing.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await playing
+    assert made[0].closed
+    for _ in range(500):
+        if not any(thread.name.startswith("tau3-") for thread in threading.enumerate()):
+            return
+        await asyncio.sleep(0.01)
+    raise AssertionError("its thread goes on")
+
+
+@needs_tau2
+async def test_conversations_leave_the_shared_threads_to_the_methods() -> None:
+    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))
+    suite = Tau3("retail", user=one_request(upstream.upstream()))
+    played = await asyncio.gather(
+        *(suite.play(task, lambda toolbox, instructions: Saving(), seed=1) for task in ("0", "1", "12"))
+    )
+    assert [one.scores["db"] for one in played] == [0.0, 0.0, 1.0]
+
+
 @needs_tau2
 async def test_a_conversation_that_never_ends_is_cut_and_graded_by_no_part() -> None:
-    class Busy(Idle):
-        def __init__(self, toolbox: Toolbox) -> None:
-            self.toolbox = toolbox
-
-        async def ask(self, text: str, *, date: str | None = None) -> Answer:
-            while True:
-                await self.toolbox.run(ToolCall(name=LOOK[0], arguments=LOOK[1]))
-
     suite = Tau3("airline", user=one_request(upstream.upstream()), limits=Limits(max_steps=9))
     played = await suite.play("0", lambda toolbox, instructions: Busy(toolbox), seed=1)
     assert (played.detail["ended"], played.detail["cut"]) == ("max_steps", 1)
