@@ -4,7 +4,9 @@ The data of tau2-bench are found through TAU2_DATA_DIR; what needs them is skipp
 """
 
 import asyncio
+import importlib
 import importlib.util
+import inspect
 import json
 import os
 import threading
@@ -665,6 +667,18 @@ def test_the_recorded_tools_are_those_of_tau2(domain: Domain) -> None:
 
 
 @needs_tau2
+def test_the_judge_is_asked_in_the_words_of_tau2() -> None:
+    upstream.upstream()
+    theirs = inspect.getsource(importlib.import_module("tau2.evaluator.evaluator_nl_assertions"))
+    assert f'"""{judge.SYSTEM}"""' in theirs
+    question = judge._question([{"role": "user", "content": "{trajectory_str}"}], ["nl_assertions"])
+    ours = question.replace("user: {trajectory_str}", "{trajectory_str}").replace(
+        "['nl_assertions']", "{nl_assertions}"
+    )
+    assert f'f"""{ours}"""' in theirs
+
+
+@needs_tau2
 async def test_the_ceiling_and_the_floor(domain: Domain) -> None:
     tau2 = upstream.upstream()
     suite = Tau3(domain, user=one_request(tau2))
@@ -680,6 +694,26 @@ async def test_the_ceiling_and_the_floor(domain: Domain) -> None:
             assert least.scores["reward"] == float(task_id in SILENT_REWARD[domain])
         assert least.scores["write_reached"] == float(not facts.gold["write"])
         assert json.loads(json.dumps(least.detail))["ended"] == "user_stop"
+
+
+@needs_tau2
+async def test_a_judge_at_hand_speaks_at_once_and_one_that_is_away_later(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(judge, "PAUSE_S", 0.0)
+    tau2 = upstream.upstream()
+    assertions = load("retail", data_folder())["2"].assertions
+    there = serve(lambda body: verdicts(*((a, True) for a in assertions)))
+    away = serve(lambda body: 500)
+    seat = gold_seat(tau2.task("retail", "2"))
+    judged = await Tau3("retail", user=one_request(tau2), judge=there.server).play("2", seat, seed=1)
+    assert (judged.scores["reward"], judged.detail["judge"]["met"]) == (1.0, (True,) * len(assertions))
+    waiting = await Tau3("retail", user=one_request(tau2), judge=away.server).play("2", seat, seed=1)
+    assert (waiting.scores["reward"], "status 500" in waiting.detail["judge"]["unreachable"]) == (None, True)
+    stored = json.loads(json.dumps(waiting.detail))
+    later = Tau3("retail", user=one_request(tau2), judge=there.server)
+    scores, detail = await later.second_pass("2", waiting.scores, stored)
+    assert (scores, detail["judge"]["failed"]) == (judged.scores, "")
 
 
 LOOK = ("get_user_details", {"user_id": "mia_li_3668"})

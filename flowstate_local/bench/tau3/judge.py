@@ -1,6 +1,6 @@
 """The judge of retail: whether what was said meets each assertion of a task.
 
-It sees what tau2's own judge sees, in the words of tau2-bench v1.0.1 (MIT, © 2025 Sierra Research). tau2 takes an
+It sees what tau2's own judge sees, in the words of tau2-bench v1.0.1 (see LICENSE.tau2-bench). tau2 takes an
 empty list of verdicts for a pass and doesn't count them (its issue 554); here there is exactly one verdict for each
 assertion, in their order, or the judge has failed, which counts as not passed and is shown.
 """
