@@ -86,6 +86,10 @@ class RunFolder:
     def write(self, record: Record, trace: Mapping[str, Any]) -> None:
         """Keep an episode. When this returns, it is on disk."""
         self._traces.append(trace)
+        self.amend(record)
+
+    def amend(self, record: Record) -> None:
+        """Keep a record anew; its trace stays, and of two records the last counts."""
         self._episodes.append(_RECORD.dump_python(record, mode="json"))
 
 
@@ -98,12 +102,25 @@ def writing(path: Path, config: RunConfig) -> Iterator[RunFolder]:
     """
     with JsonLines.open(path / EPISODES) as episodes, JsonLines.open(path / TRACES) as traces:
         _check_same(path, config)
-        try:
-            (path / f"{RUN}.new").write_text(config.model_dump_json(indent=1))
-            os.replace(path / f"{RUN}.new", path / RUN)
-        except OSError as error:
-            raise UsageError(f"{path} can't be written: {error.strerror or error}") from error
+        _write_config(path, config)
         yield RunFolder(path, episodes, traces)
+
+
+@contextmanager
+def rewriting(path: Path, config: RunConfig) -> Iterator[RunFolder]:
+    """Open the folder of a run to change its settings and amend its records. Raises UsageError."""
+    read_config(path)
+    with JsonLines.open(path / EPISODES) as episodes, JsonLines.open(path / TRACES) as traces:
+        _write_config(path, config)
+        yield RunFolder(path, episodes, traces)
+
+
+def _write_config(path: Path, config: RunConfig) -> None:
+    try:
+        (path / f"{RUN}.new").write_text(config.model_dump_json(indent=1))
+        os.replace(path / f"{RUN}.new", path / RUN)
+    except OSError as error:
+        raise UsageError(f"{path} can't be written: {error.strerror or error}") from error
 
 
 def read_config(path: Path) -> RunConfig:

@@ -59,7 +59,7 @@ def doctor(
         if as_json:
             write_json([asdict(check) for check in checks])
         else:
-            Console().print(_table(checks), highlight=False)
+            Console().print(table_of(checks), highlight=False)
         if any(check.level == "fault" for check in checks):
             raise typer.Exit(1)
 
@@ -85,7 +85,8 @@ async def _ask(choice: EngineChoice) -> list[Check]:
         ]
 
 
-def _table(checks: list[Check]) -> Table:
+def table_of(checks: list[Check]) -> Table:
+    """One line a check, and its remedy below."""
     table = Table(box=None, show_header=False, padding=(0, 2))
     for check in checks:
         remedy = f"\n[dim]→ {escape(check.remedy)}[/]" if check.remedy else ""

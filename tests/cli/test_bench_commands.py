@@ -134,3 +134,30 @@ def test_batch_checks_a_file_and_names_what_is_wrong(tmp_path: Path) -> None:
     (tmp_path / "t.jsonl").write_text('{"id": "a"}\n')
     assert "line 1: requests" in flowstate("batch", "t.jsonl", "--out", "o", cwd=tmp_path, code=2).stderr
     assert not (tmp_path / "o").exists(), "nothing was run"
+
+
+def test_the_doctor_says_what_is_missing_and_how_to_get_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("TAU2_DATA_DIR", raising=False)
+    checks = {
+        c["name"]: c for c in json.loads(flowstate("bench", "doctor", "--json", cwd=tmp_path, code=1).stdout)
+    }
+    assert checks["dependence"]["level"] == "ok"
+    assert checks["tau3 data"]["level"] == "fault"
+    assert "TAU2_DATA_DIR" in checks["tau3 data"]["remedy"]
+
+
+def test_what_needs_no_judge_says_so(tmp_path: Path) -> None:
+    run(tmp_path)
+    arguments = [
+        "bench",
+        "judge",
+        "runs/dependence",
+        "--url",
+        "http://localhost:1/v1",
+        "--model",
+        "j",
+        "--json",
+    ]
+    assert "judge_url" in flowstate(*arguments, cwd=tmp_path, code=2).stdout

@@ -15,6 +15,10 @@ from flowstate_local.bench.tau3.dataset import Domain
 from flowstate_local.bench.tau3.upstream import Upstream
 from flowstate_local.errors import EngineError, FlowStateError
 
+CALCULATE = (
+    "\nThe tool calculate takes one expression of numbers, + - * / and parentheses; it can't compare.\n"
+)
+"""The methods' own rules teach a calculator that can, and ten failed calls end a conversation."""
 ROLE = """You are a customer service agent. Each request is what the customer says next, in one conversation; your reply is sent to the customer. Help the customer, and always follow the policy.
 
 Policy
@@ -71,7 +75,7 @@ async def simulate(
         task = await loop.run_in_executor(threads, tau2.task, domain, task_id)
         environment = await loop.run_in_executor(threads, tau2.environment, domain)
         functions = [one.openai_schema["function"] for one in environment.get_tools()]
-        instructions = ROLE + environment.get_policy()
+        instructions = ROLE + environment.get_policy() + CALCULATE
         conversation = Conversation(functions, lambda toolbox: seat(toolbox, instructions))
         agent = BridgeAgent(tau2, conversation, loop)
         try:

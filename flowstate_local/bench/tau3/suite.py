@@ -40,6 +40,7 @@ class Tau3:
         if domain not in HASHES:
             raise UsageError(f"τ³ has no domain {domain!r} here", hint=f"Use {' or '.join(HASHES)}.")
         self.name = f"tau3-{domain}"
+        self.settings: Mapping[str, Any] = {}
         self.domain: Domain = domain
         self.judge = judge
         # Without a judge the reward of a right database isn't known and that of a wrong one is: a running mean of

@@ -2,7 +2,7 @@
 
 import typer
 
-from flowstate_local.cli.bench import listing, replaying, reporting, running
+from flowstate_local.cli.bench import examining, judging, listing, replaying, reporting, running
 
 app = typer.Typer(
     name="bench",
@@ -14,3 +14,5 @@ app.command("list", epilog=listing.EXAMPLES)(listing.list_)
 app.command("run", epilog=running.EXAMPLES)(running.run)
 app.command("report", epilog=reporting.EXAMPLES)(reporting.report)
 app.command("replay", epilog=replaying.EXAMPLES)(replaying.replay)
+app.command("judge", epilog=judging.EXAMPLES)(judging.judge)
+app.command("doctor", epilog=examining.EXAMPLES)(examining.doctor)
