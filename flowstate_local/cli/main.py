@@ -2,7 +2,7 @@
 
 import typer
 
-from flowstate_local.cli import batch, chat, demo, doctor, memory, model, run, task
+from flowstate_local.cli import batch, chat, demo, doctor, memory, model, run, serve, task
 from flowstate_local.cli.bench.app import app as bench_app
 
 app = typer.Typer(
@@ -18,6 +18,7 @@ app.command("run", epilog=run.EXAMPLES)(run.run)
 app.command("chat", epilog=chat.EXAMPLES)(chat.chat)
 app.command("doctor", epilog=doctor.EXAMPLES)(doctor.doctor)
 app.command("batch", epilog=batch.EXAMPLES)(batch.batch)
+app.command("serve", epilog=serve.EXAMPLES)(serve.serve)
 app.add_typer(memory.app)
 app.add_typer(model.app)
 app.add_typer(task.app)

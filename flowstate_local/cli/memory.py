@@ -2,7 +2,6 @@
 
 import json
 import sys
-from collections.abc import Iterator
 from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Annotated, Any
@@ -20,8 +19,8 @@ from flowstate_local.events import EVENT
 from flowstate_local.graph import edges, trace
 from flowstate_local.history import Moment, as_of
 from flowstate_local.nodes import EvidenceId, Node, NodeId
-from flowstate_local.stores.base import Store, TaskQuery, check_space_name
-from flowstate_local.task_events import TASK_EVENT
+from flowstate_local.space_export import exported
+from flowstate_local.stores.base import Store, check_space_name
 from flowstate_local.tasks.manager import TaskManager
 from flowstate_local.tasks.verification import verify as verify_tasks
 
@@ -222,37 +221,6 @@ def export(space: Space = "default", store: StorePath = None) -> None:
     with opened_space(store, space, as_json=False) as opened:
         for line in exported(opened, space):
             typer.echo(json.dumps(line, ensure_ascii=False, separators=(",", ":")))
-
-
-def exported(store: Store, space: str) -> Iterator[dict[str, Any]]:
-    """The lines of an export, in the order a reader needs them."""
-    import base64
-
-    reader = store.reader(space)
-    yield {"kind": "space", "space": space, **asdict(store.head(space))}
-    for record in store.requests(space):
-        yield {"kind": "request", **record.model_dump(mode="json")}
-        for evidence_id in record.evidence:
-            found = reader.evidence(evidence_id)
-            if found is not None:
-                raw = base64.b64encode(reader.blob(found.digest)).decode()
-                yield {"kind": "evidence", **found.model_dump(mode="json"), "base64": raw}
-    for node in store.nodes(space):
-        yield {"kind": "node", **node.model_dump(mode="json")}
-    for event in store.events(space):
-        yield {"kind": "event", "event": EVENT.dump_python(event, mode="json")}
-    yield from _exported_tasks(store, space)
-
-
-def _exported_tasks(store: Store, space: str) -> Iterator[dict[str, Any]]:
-    for record in store.tasks(TaskQuery(space=space)):
-        yield {"kind": "task", **record.model_dump(mode="json")}
-        floor = store.task_head(space, record.id).floor
-        snapshot = store.snapshot(space, record.id, upto=floor) if floor else None
-        if snapshot is not None:
-            yield {"kind": "task_snapshot", "task": record.id, "seq": floor, "state": json.loads(snapshot[1])}
-        for event in store.task_events(space, record.id, after=floor):
-            yield {"kind": "task_event", "event": TASK_EVENT.dump_python(event, mode="json")}
 
 
 def _at(store: Store, space: str, seq: int) -> Moment:

@@ -10,7 +10,7 @@ from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
 from flowstate_local.errors import FlowStateError
-from flowstate_local.server import chat
+from flowstate_local.server import chat, memory
 from flowstate_local.server.api_errors import ApiError, as_api_error
 from flowstate_local.server.service import Service
 
@@ -32,9 +32,11 @@ def make_app(service: Service) -> FastAPI:
         version="1",
         lifespan=lifespan,
         redoc_url=None,
+        redirect_slashes=False,
     )
     app.state.service = service
     app.include_router(chat.router)
+    app.include_router(memory.router)
     _health(app, service)
     _errors(app)
     _body_limit(app, service.limits.max_body_bytes)

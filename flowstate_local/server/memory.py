@@ -1,0 +1,293 @@
+"""/v1/spaces: look into a memory. What the command line shows, over HTTP; reading changes nothing."""
+
+import json
+from collections.abc import Iterator
+from itertools import islice
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Query, Request, Response
+from fastapi.concurrency import run_in_threadpool
+from fastapi.responses import StreamingResponse
+from pydantic import BaseModel
+
+from flowstate_local.events import EVENT
+from flowstate_local.graph import edges, trace
+from flowstate_local.history import as_of
+from flowstate_local.nodes import EvidenceId, Node, NodeId, NodeType
+from flowstate_local.repository import EvidenceRecord, RequestRecord
+from flowstate_local.server.api_errors import ApiError
+from flowstate_local.server.chat import Authorization
+from flowstate_local.server.service import Service, SpaceRef, unknown_space
+from flowstate_local.space_export import exported
+
+router = APIRouter(prefix="/v1/spaces", tags=["memory"])
+MOST = 1_000
+"""Items of a page."""
+
+
+class SpaceInfo(BaseModel):
+    """One space."""
+
+    space: str
+    version: int
+    """Requests that are persisted."""
+    nodes: int
+    events: int
+    open_request: str | None
+    """The unfinished request, if there is one."""
+
+
+class Page(BaseModel):
+    """Part of a list."""
+
+    data: list[Any]
+    next: str | None = None
+    """`after` of the next page; None at the end."""
+
+
+class NodePage(Page):
+    """Nodes, in the order in which they were kept."""
+
+    data: list[Node]
+
+
+class RequestPage(Page):
+    """Requests, the oldest first."""
+
+    data: list[RequestRecord]
+
+
+class Edge(BaseModel):
+    """One link."""
+
+    source: str
+    relation: str
+    """As the node says, or "evidence"."""
+    target: str
+
+
+class Graph(BaseModel):
+    """Nodes and all links among them and to raw results."""
+
+    nodes: list[Node]
+    edges: list[Edge]
+
+
+class Hop(BaseModel):
+    """A node and what it rests on."""
+
+    relation: str
+    target: str
+    node: Node | None
+    evidence: list[EvidenceRecord]
+    rests_on: list["Hop"]
+
+
+class FaultInfo(BaseModel):
+    """Something that verification found."""
+
+    subject: str
+    problem: str
+
+
+After = Annotated[str | None, Query(max_length=64, description="`next` of the page before.")]
+Limit = Annotated[int, Query(ge=1, le=MOST)]
+AsOf = Annotated[int | None, Query(ge=0, description="The space as it was after this event.")]
+
+
+@router.get("", summary="Your spaces")
+async def spaces(request: Request, authorization: Authorization = None) -> list[SpaceInfo]:
+    """Those you own, by name."""
+    service: Service = request.app.state.service
+    caller = service.caller(authorization, "read")
+    return [
+        _info(service, service.space(caller, name, write=False)) for name in sorted(service.spaces(caller))
+    ]
+
+
+@router.get("/{space}", summary="One space")
+async def space_info(space: str, request: Request, authorization: Authorization = None) -> SpaceInfo:
+    """How much is in it."""
+    service, ref = _open(request, space, authorization)
+    return _info(service, ref)
+
+
+@router.get("/{space}/nodes", summary="Nodes, all or found")
+async def nodes(
+    space: str,
+    request: Request,
+    authorization: Authorization = None,
+    q: Annotated[str | None, Query(max_length=200, description="Words that the node must hold.")] = None,
+    type: NodeType | None = None,
+    as_of_seq: AsOf = None,
+    after: After = None,
+    limit: Limit = 100,
+) -> NodePage:
+    """Nodes in the order in which they were kept; with `q` those that hold all of its words."""
+    service, ref = _open(request, space, authorization)
+
+    def read() -> NodePage:
+        everything: Iterator[Node] = iter(_at(service, ref, as_of_seq))
+        words = (q or "").casefold().split()
+        found: Iterator[Node] = (
+            n for n in everything if (type is None or n.type == type) and _holds(n, words)
+        )
+        if after is not None:
+            found = _behind(found, after)
+        page = list(islice(found, limit + 1))
+        return NodePage(data=page[:limit], next=page[limit - 1].id if len(page) > limit else None)
+
+    return await run_in_threadpool(read)
+
+
+@router.get("/{space}/nodes/{node}", summary="What a node rests on")
+async def node(
+    space: str,
+    node: str,
+    request: Request,
+    authorization: Authorization = None,
+    depth: Annotated[int, Query(ge=0, le=32)] = 8,
+) -> Hop:
+    """The node, and hop by hop what it refers to, down to raw results."""
+    service, ref = _open(request, space, authorization)
+    root = await run_in_threadpool(trace, NodeId(node), service.store.reader(ref.stored), depth=depth)
+    if root.node is None:
+        raise ApiError(404, f"there is no node {node!r}", code="node_not_found")
+    return _hop(root)
+
+
+@router.get("/{space}/evidence/{evidence}", summary="A raw result", response_class=Response)
+async def evidence(
+    space: str, evidence: str, request: Request, authorization: Authorization = None
+) -> Response:
+    """Its bytes as the tool brought them, the record in headers. Never interpreted: always octet-stream."""
+    service, ref = _open(request, space, authorization)
+    reader = service.store.reader(ref.stored)
+    record = reader.evidence(EvidenceId(evidence))
+    if record is None:
+        raise ApiError(404, f"there is no raw result {evidence!r}", code="evidence_not_found")
+    raw = await run_in_threadpool(reader.blob, record.digest)
+    headers = {
+        "X-Digest": record.digest,
+        "X-Request": record.request,
+        "X-Content-Type-Options": "nosniff",
+        "Content-Disposition": f'attachment; filename="{record.id}"',
+    }
+    return Response(raw, media_type="application/octet-stream", headers=headers)
+
+
+@router.get("/{space}/requests", summary="Requests")
+async def requests(
+    space: str, request: Request, authorization: Authorization = None, after: After = None, limit: Limit = 100
+) -> RequestPage:
+    """What was asked, how it ended, what it left."""
+    service, ref = _open(request, space, authorization)
+    first = _number(after) + 1
+    page = list(islice(service.store.requests(ref.stored, first=first), limit + 1))
+    return RequestPage(data=page[:limit], next=page[limit - 1].id[1:] if len(page) > limit else None)
+
+
+@router.get("/{space}/timeline", summary="The log")
+async def timeline(
+    space: str, request: Request, authorization: Authorization = None, after: After = None, limit: Limit = 100
+) -> Page:
+    """Events in order; what happened, and nothing else, made everything that is there."""
+    service, ref = _open(request, space, authorization)
+    page = list(islice(service.store.events(ref.stored, after=_number(after)), limit + 1))
+    data = [EVENT.dump_python(event, mode="json") for event in page[:limit]]
+    return Page(data=data, next=str(page[limit - 1].seq) if len(page) > limit else None)
+
+
+@router.get("/{space}/graph", summary="The graph")
+async def graph(
+    space: str, request: Request, authorization: Authorization = None, as_of_seq: AsOf = None
+) -> Graph:
+    """Nodes and links, as they were after an event if one is named."""
+    service, ref = _open(request, space, authorization)
+    found = await run_in_threadpool(lambda: list(_at(service, ref, as_of_seq)))
+    links = [Edge(source=s, relation=r, target=t) for s, r, t in edges(iter(found))]
+    return Graph(nodes=found, edges=links)
+
+
+@router.get("/{space}/export", summary="Everything, as JSON lines", response_class=StreamingResponse)
+async def export(space: str, request: Request, authorization: Authorization = None) -> StreamingResponse:
+    """Requests with their raw results (base64), nodes, events, tasks."""
+    service, ref = _open(request, space, authorization)
+
+    def lines() -> Iterator[str]:
+        for line in exported(service.store, ref.stored):
+            told = line | ({"space": ref.name} if line["kind"] == "space" else {})
+            yield json.dumps(told, ensure_ascii=False, separators=(",", ":")) + "\n"
+
+    return StreamingResponse(lines(), media_type="application/x-ndjson")
+
+
+@router.post("/{space}/verify", summary="Check every hash and link")
+async def verify(space: str, request: Request, authorization: Authorization = None) -> list[FaultInfo]:
+    """Faults; none is the usual answer."""
+    service, ref = _open(request, space, authorization)
+    faults = await run_in_threadpool(service.store.verify, ref.stored)
+    return [FaultInfo(subject=fault.subject, problem=fault.problem) for fault in faults]
+
+
+# --- inside ---------------------------------------------------------------------------------------------------
+
+
+def _open(
+    request: Request, space: str, authorization: str | None, scope: Literal["read", "write"] = "read"
+) -> tuple[Service, SpaceRef]:
+    """The space, if the caller may read it and there is something in it."""
+    service: Service = request.app.state.service
+    caller = service.caller(authorization, scope)
+    ref = service.space(caller, space, write=scope == "write")
+    if service.store.head(ref.stored).seq == 0:
+        raise unknown_space(space)
+    return service, ref
+
+
+def _info(service: Service, ref: SpaceRef) -> SpaceInfo:
+    head = service.store.head(ref.stored)
+    return SpaceInfo(
+        space=ref.name,
+        version=head.version,
+        nodes=head.nodes,
+        events=head.seq,
+        open_request=head.open_request,
+    )
+
+
+def _at(service: Service, ref: SpaceRef, seq: int | None) -> Iterator[Node]:
+    if seq is None:
+        return service.store.nodes(ref.stored)
+    return iter(as_of(service.store.events(ref.stored, upto=seq), seq).nodes.values())
+
+
+def _holds(node: Node, words: list[str]) -> bool:
+    text = f"{node.summary} {node.content} {' '.join(f'{s.name} {s.value}' for s in node.slots)}".casefold()
+    return all(word in text for word in words)
+
+
+def _behind(found: Iterator[Node], after: str) -> Iterator[Node]:
+    """What comes after the node `after`; nothing, if it isn't there."""
+    for node in found:
+        if node.id == after:
+            break
+    return found
+
+
+def _number(after: str | None) -> int:
+    if after is None:
+        return 0
+    if not after.isdecimal():
+        raise ApiError(400, f"after={after!r} is no `next` of a page", code="bad_cursor", param="after")
+    return int(after)
+
+
+def _hop(branch: Any) -> Hop:
+    return Hop(
+        relation=branch.relation,
+        target=branch.target,
+        node=branch.node,
+        evidence=[record for _, record in branch.evidence if record is not None],
+        rests_on=[_hop(one) for one in branch.branches],
+    )
