@@ -3,11 +3,15 @@
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from flowstate_local.bench.dependence.suite import Dependence, DependenceSettings
+from flowstate_local.bench.memory_arena.formal import Formal, FormalSettings
+from flowstate_local.bench.memory_arena.shopping import Shopping, ShoppingSettings
+from flowstate_local.bench.memory_arena.travel import Travel, TravelSettings
 from flowstate_local.bench.suite import Suite
 from flowstate_local.bench.tau3.dataset import Domain
 from flowstate_local.bench.tau3.server import Server
@@ -32,6 +36,7 @@ API_KEY = "FLOWSTATE_BENCH_API_KEY"
 """Environment variable with the key for the servers of users and judges; never written down with a run."""
 
 
+ARENA = "MemoryArena's files (hub: ZexueHe/memoryarena)"
 TAU3_NEEDS = "tau2-bench v1.0.1 (Python 3.12), its data, a model that plays the user"
 
 
@@ -75,6 +80,27 @@ SUITES: dict[str, SuiteInfo] = {
     ),
     "tau3-retail": SuiteInfo(
         "τ³-bench retail, 114 tasks, 40 of them with a judge", Tau3Settings, _tau3("retail"), needs=TAU3_NEEDS
+    ),
+    "memory_arena_travel": SuiteInfo(
+        "MemoryArena group travel, 270 groups, no judge",
+        TravelSettings,
+        Travel,
+        needs=f"{ARENA}; TravelPlanner's tables",
+    ),
+    "memory_arena_math": SuiteInfo(
+        "MemoryArena mathematics, 40 papers",
+        FormalSettings,
+        partial(Formal, "math"),
+        needs=f"{ARENA}; a judge",
+    ),
+    "memory_arena_physics": SuiteInfo(
+        "MemoryArena physics, 20 papers",
+        FormalSettings,
+        partial(Formal, "physics"),
+        needs=f"{ARENA}; a judge",
+    ),
+    "memory_arena_shopping": SuiteInfo(
+        "MemoryArena shopping, 150 bundles", ShoppingSettings, Shopping, needs=f"{ARENA}; a product file"
     ),
 }
 

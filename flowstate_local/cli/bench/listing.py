@@ -1,5 +1,7 @@
 """`flowstate bench list`: what can be run."""
 
+from typing import TYPE_CHECKING
+
 import typer
 from rich.console import Console
 from rich.table import Table
@@ -7,6 +9,9 @@ from rich.table import Table
 from flowstate_local.cli.bench.extra import evaluation_extra
 from flowstate_local.cli.report import reported, write_json
 from flowstate_local.cli.roots import Json
+
+if TYPE_CHECKING:
+    from flowstate_local.bench.preset import Preset, Series
 
 EXAMPLES = """Examples:
 
@@ -43,10 +48,15 @@ def list_(as_json: Json = False) -> None:
         console = Console()
         console.print(
             _table("suite", ["about", "needs"], {n: (s.about, s.needs) for n, s in SUITES.items()}),
-            _table("preset", ["about"], {n: (p.about,) for n, p in presets.items()}),
+            _table("preset", ["about"], {n: (_about(p),) for n, p in presets.items()}),
             _table("method", ["what stands in its prompt"], {n: (m.about,) for n, m in METHODS.items()}),
         )
         typer.secho("flowstate bench run PRESET --methods a,b", fg="bright_black")
+
+
+def _about(preset: "Preset | Series") -> str:
+    cost = getattr(preset, "cost", "")
+    return f"{preset.about}. {cost}" if cost else preset.about
 
 
 def _table(what: str, columns: list[str], rows: dict[str, tuple[str, ...]]) -> Table:
