@@ -4,15 +4,18 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import pytest
+from memory_script import is_for_memory, memory_reply
 
-from flowstate_local.baselines.base import Budget, Method, MethodFactory, Setting
+from flowstate_local.baselines.base import Answer, Budget, Method, MethodFactory, Setting, Usage
 from flowstate_local.baselines.bm25 import Bm25
 from flowstate_local.baselines.flowstate import FlowState
 from flowstate_local.baselines.full_context import FullContext
 from flowstate_local.baselines.react import React, dump_react
+from flowstate_local.baselines.reasoning_bank import MEMORY_ARENA, ORIGINAL, ReasoningBank
 from flowstate_local.completion import Completion, Sampling
+from flowstate_local.errors import EngineUnavailable
 from flowstate_local.stores.memory import MemoryStore
-from flowstate_local.testing import ScriptedEngine, step
+from flowstate_local.testing import BagOfWords, ScriptedEngine, step
 from flowstate_local.tools import Toolbox, tool
 
 pytestmark = pytest.mark.anyio
@@ -27,6 +30,8 @@ def look_up(topic: str) -> str:
 TOOLS = Toolbox([look_up])
 BUDGET = Budget(sampling=Sampling(max_tokens=2_000), max_steps=4, memory_tokens=400)
 MAKE: dict[str, MethodFactory] = {
+    "reasoning_bank": lambda setting: ReasoningBank(setting, BagOfWords(), ORIGINAL),
+    "reasoning_bank_memory_arena": lambda setting: ReasoningBank(setting, BagOfWords(), MEMORY_ARENA),
     "flowstate": lambda setting: FlowState(setting, MemoryStore()),
     "react": React,
     "full_context": FullContext,
@@ -50,7 +55,27 @@ def engine_of(name: str, script: Iterable[Any], **options: Any) -> ScriptedEngin
             return step(calls=calls, message=message)
         return dump_react("so", calls, message)
 
-    return ScriptedEngine(map(said, script), check=False, **options)
+    replies = map(said, script)
+
+    def play(prompt: str) -> Any:
+        if is_for_memory(prompt):
+            return memory_reply(prompt)
+        reply = next(replies, None)
+        if reply is None:
+            raise EngineUnavailable("the script has no more replies")
+        return reply
+
+    return ScriptedEngine(play, check=False, **options)
+
+
+def agent_prompts(engine: ScriptedEngine) -> list[list[int]]:
+    """Those of the agent's steps, without the calls for its memory."""
+    decode = engine.tokenizer.decode
+    return [ids for ids in engine.prompt_ids if not is_for_memory(decode(ids))]
+
+
+def steps_of(answer: Answer) -> list[Usage]:
+    return [u for u in answer.usage if u.cause == "step"]
 
 
 LOOK: Any = ([("look_up", {"topic": "oxen"})], "")
@@ -63,12 +88,14 @@ async def test_a_request_ends_with_a_reply_and_every_call_is_accounted_for(name:
     method = METHODS[name](engine)
     answer = await method.ask("Look up oxen", date="2026-03-01")
     assert (answer.outcome, answer.message) == ("replied", "done")
-    assert [(u.request, u.step, u.fault) for u in answer.usage] == [(1, 1, ""), (1, 2, "")]
+    assert [(u.request, u.step, u.fault) for u in steps_of(answer)] == [(1, 1, ""), (1, 2, "")]
     assert [u.prompt_tokens for u in answer.usage] == [len(ids) for ids in engine.prompt_ids]
     assert all(u.generated_tokens > 0 for u in answer.usage)
     second = await method.ask("And?", date="2026-03-02")
     assert second.usage[0].request == 2
-    assert "2026-03-02" in engine.prompts[-1]
+    assert "2026-03-02" in engine.tokenizer.decode(agent_prompts(engine)[-1])
+    assert len(answer.usage) + len(second.usage) == len(engine.prompts)
+    await method.close()
 
 
 @every_method
@@ -80,18 +107,21 @@ async def test_instructions_stand_in_the_static_part(name: str) -> None:
         answer = await method.ask(request)
         assert answer.usage[0].segments["instructions"] > 0
     await method.close()
+    prompts = [engine.tokenizer.decode(ids) for ids in agent_prompts(engine)]
     assert all(
         p.index("Never sell oxen.") < p.index("REQUEST\n" + r)
-        for p, r in zip(engine.prompts, ("One", "Two"), strict=True)
+        for p, r in zip(prompts, ("One", "Two"), strict=True)
     )
 
 
 @every_method
 async def test_the_observation_is_in_the_next_prompt_and_the_prefix_stays(name: str) -> None:
     engine = engine_of(name, [LOOK, DONE])
-    await METHODS[name](engine).ask("Look up oxen")
+    method = METHODS[name](engine)
+    await method.ask("Look up oxen")
+    await method.close()
     assert "All there is to know about oxen" in engine.prompts[1]
-    first, second = engine.prompt_ids
+    first, second = agent_prompts(engine)
     shared = next((i for i, (a, b) in enumerate(zip(first, second, strict=False)) if a != b), len(first))
     assert shared > 0.8 * len(first)
 
@@ -101,17 +131,21 @@ async def test_the_observation_is_in_the_next_prompt_and_the_prefix_stays(name: 
     ("fault", "said"), [("cut_off", Completion("{", (), "length", 1, 0, 1, 0.0, 0.0)), ("unparsable", "{}")]
 )
 async def test_faults_are_counted_and_three_end_the_request(name: str, fault: str, said: Any) -> None:
-    answer = await METHODS[name](engine_of(name, [said, DONE])).ask("Go")
-    assert (answer.outcome, [u.fault for u in answer.usage]) == ("replied", [fault, ""])
-    answer = await METHODS[name](engine_of(name, [said] * 3)).ask("Go")
-    assert (answer.outcome, len(answer.usage)) == ("failed", 3)
+    method = METHODS[name](engine_of(name, [said, DONE, said, said, said]))
+    answer = await method.ask("Go")
+    assert (answer.outcome, [u.fault for u in steps_of(answer)]) == ("replied", [fault, ""])
+    answer = await method.ask("Go")
+    assert (answer.outcome, len(steps_of(answer))) == ("failed", 3)
+    await method.close()
 
 
 @every_method
 async def test_the_budget_of_steps_holds(name: str) -> None:
     looks: Any = [([("look_up", {"topic": f"ox {i}"})], "") for i in range(9)]
-    answer = await METHODS[name](engine_of(name, looks)).ask("Go")
-    assert (answer.outcome, len(answer.usage)) == ("step_budget", 4)
+    method = METHODS[name](engine_of(name, looks))
+    answer = await method.ask("Go")
+    assert (answer.outcome, len(steps_of(answer))) == ("step_budget", 4)
+    await method.close()
 
 
 async def test_full_context_keeps_everything_and_says_when_it_no_longer_fits() -> None:
