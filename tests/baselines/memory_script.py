@@ -9,6 +9,7 @@ RULES = {
     "judge": reasoning_bank.JUDGE_RULES,
     "success": reasoning_bank.SUCCESS_RULES,
     "failure": reasoning_bank.FAILURE_RULES,
+    "mem0": "## Observation Date",
 }
 
 
@@ -32,9 +33,15 @@ def lessons(*titles: str) -> str:
     return dump({"items": items})
 
 
+def facts(*texts: str) -> str:
+    memory = [{"id": str(i), "text": text, "attributed_to": "user"} for i, text in enumerate(texts)]
+    return dump({"memory": memory})
+
+
 def memory_reply(prompt: str) -> str:
     """A plain answer to each kind of call."""
-    return verdict() if kind_of(prompt) == "judge" else lessons("order")
+    replies = {"judge": verdict(), "mem0": facts("The user likes order.")}
+    return replies.get(kind_of(prompt), lessons("order"))
 
 
 def dump(value: Any) -> str:

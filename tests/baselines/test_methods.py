@@ -10,6 +10,7 @@ from flowstate_local.baselines.base import Answer, Budget, Method, MethodFactory
 from flowstate_local.baselines.bm25 import Bm25
 from flowstate_local.baselines.flowstate import FlowState
 from flowstate_local.baselines.full_context import FullContext
+from flowstate_local.baselines.mem0 import Mem0
 from flowstate_local.baselines.react import React, dump_react
 from flowstate_local.baselines.reasoning_bank import MEMORY_ARENA, ORIGINAL, ReasoningBank
 from flowstate_local.completion import Completion, Sampling
@@ -30,6 +31,7 @@ def look_up(topic: str) -> str:
 TOOLS = Toolbox([look_up])
 BUDGET = Budget(sampling=Sampling(max_tokens=2_000), max_steps=4, memory_tokens=400)
 MAKE: dict[str, MethodFactory] = {
+    "mem0": lambda setting: Mem0(setting, BagOfWords()),
     "reasoning_bank": lambda setting: ReasoningBank(setting, BagOfWords(), ORIGINAL),
     "reasoning_bank_memory_arena": lambda setting: ReasoningBank(setting, BagOfWords(), MEMORY_ARENA),
     "flowstate": lambda setting: FlowState(setting, MemoryStore()),
