@@ -27,7 +27,7 @@ from flowstate_local.baselines.base import Answer, Setting, Usage
 from flowstate_local.baselines.embedder import Embedder, Vector
 from flowstate_local.baselines.memory_call import MemoryCall, call_for_memory, fill
 from flowstate_local.baselines.react import React, Transcript
-from flowstate_local.errors import UsageError
+from flowstate_local.errors import FlowStateError, StoreError, UsageError
 
 PROVIDER = "flowstate_local"
 """Under which engine and embedder are registered with mem0."""
@@ -68,7 +68,7 @@ class Mem0(React):
         embedder: finds memories by meaning.
 
     Raises:
-        UsageError: mem0ai isn't installed.
+        UsageError: mem0ai isn't installed. StoreError, from `ask`: mem0 failed.
     """
 
     def __init__(self, setting: Setting, embedder: Embedder) -> None:
@@ -81,6 +81,7 @@ class Mem0(React):
         self._folder: tempfile.TemporaryDirectory[str] | None = None
         self._memory: Any = None
         """None until there is something to remember."""
+        self._closed = False
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -125,14 +126,13 @@ class Mem0(React):
         await self._in_thread(lambda: self._add(messages))
 
     async def close(self) -> None:
-        """Close the store and remove its folder."""
-        memory, self._memory = self._memory, None
-        folder, self._folder = self._folder, None
-        if memory is not None:
-            await asyncio.get_running_loop().run_in_executor(self._thread, _close, memory)
+        """Close the store and remove its folder, after whatever is still going on in mem0's thread."""
+        if self._closed:
+            return
+        self._closed = True
+        self._bridge.give_up()
+        await asyncio.get_running_loop().run_in_executor(self._thread, self._clear)
         self._thread.shutdown(wait=False)
-        if folder is not None:
-            await asyncio.to_thread(folder.cleanup)
 
     async def _extract(self, messages: Sequence[dict[str, str]], usage: list[Usage]) -> str:
         """mem0's model call. What can't be used becomes an empty list, which mem0 takes for nothing to remember."""
@@ -152,8 +152,10 @@ class Mem0(React):
         except asyncio.CancelledError:
             self._bridge.give_up()
             raise
+        except FlowStateError:
+            raise
         except Exception as error:
-            raise self._bridge.failure or error from error
+            raise self._bridge.failure or StoreError(f"mem0 failed: {error}") from error
         if self._bridge.failure is not None:
             raise self._bridge.failure
         return result
@@ -170,6 +172,15 @@ class Mem0(React):
         found = self._memory.search(text, top_k=TOP_K, filters={"user_id": OWNER}, threshold=THRESHOLD)
         return [str(one["memory"]) for one in found["results"]]
 
+    def _clear(self) -> None:
+        if self._memory is not None:
+            self._memory.close()
+            self._memory.vector_store.client.close()
+            self._memory = None
+        if self._folder is not None:
+            self._folder.cleanup()
+            self._folder = None
+
 
 class _Bridge:
     """What mem0's providers call: an engine on the event loop, and an embedder. Keeps the first thing that failed."""
@@ -179,11 +190,14 @@ class _Bridge:
         self.ask: Callable[[Sequence[dict[str, str]]], concurrent.futures.Future[str]] | None = None
         self.failure: Exception | None = None
         self._waiting: concurrent.futures.Future[str] | None = None
+        self._given_up = False
 
     def generate(self, messages: Sequence[dict[str, str]]) -> str:
         """Wait for the engine."""
         assert self.ask is not None, "mem0 asks a model only while it adds"
         try:
+            if self._given_up:
+                raise concurrent.futures.CancelledError
             self._waiting = self.ask(messages)
             return self._waiting.result()
         except Exception as error:
@@ -201,9 +215,10 @@ class _Bridge:
             raise
 
     def give_up(self) -> None:
-        """Let no thread wait for an answer that nobody will give."""
-        if self._waiting is not None:
-            self._waiting.cancel()
+        """Let mem0's thread wait for no answer, now or later: the request was cancelled, or the method is closed."""
+        self._given_up = True
+        if (waiting := self._waiting) is not None:
+            waiting.cancel()
 
 
 # --- what mem0 is given -------------------------------------------------------------------------------------------
@@ -317,8 +332,3 @@ def _switch_off(memory: Any) -> None:
     for place, name in marks:
         setattr(place, name, True)
     memory.vector_store._bm25_encoder = False
-
-
-def _close(memory: Any) -> None:
-    memory.close()
-    memory.vector_store.client.close()

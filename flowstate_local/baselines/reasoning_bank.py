@@ -34,7 +34,7 @@ Write one JSON object:
 "outcome": "success" or "failure".
 """
 _EXTRACTION_RULES = """You keep a bank of lessons for an agent. You see all that it did on one request: its steps, what its tools answered, and how it ended. {verdict}
-Write at most 3 lessons that would help with other requests of this kind. {task} Each lesson stands by itself, differs from the others, and holds beyond this case: name no particular persons, products, places or figures.
+Write one to three lessons that would help with other requests of this kind. {task} Each lesson stands by itself, differs from the others, and holds beyond this case: name no particular persons, products, places or figures.
 Write one JSON object with "items", a list of lessons. Each has
 "title": a few words that name it.
 "description": when it applies, in one sentence.
@@ -67,9 +67,9 @@ class Item(BaseModel):
 
 
 class Lessons(BaseModel):
-    """What the extraction answers."""
+    """What the extraction answers. At least one: offered an empty list, a small model always takes that way out."""
 
-    items: Annotated[list[Item], Field(max_length=MAX_ITEMS)]
+    items: Annotated[list[Item], Field(min_length=1, max_length=MAX_ITEMS)]
 
 
 class Verdict(BaseModel):
@@ -163,7 +163,7 @@ class ReasoningBank(React):
         return fill(self, "Lessons from earlier requests\n", pieces)
 
     async def remember(self, transcript: Transcript, answer: Answer, usage: list[Usage]) -> None:
-        """Judge the request, and keep what can be learned from it. Without a usable lesson there's no record."""
+        """Judge the request, and keep what can be learned from it. If the lessons can't be read there's no record."""
         whole = f"{transcript.text}\nEND: {answer.outcome}\n"
         status = await self._judge(whole, usage)
         items = await self._extract(whole, status, usage)

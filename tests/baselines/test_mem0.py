@@ -15,7 +15,7 @@ from flowstate_local.baselines.base import Budget, Setting
 from flowstate_local.baselines.mem0 import EXTRACTION_TOKENS, MAX_FACTS, Facts, Mem0
 from flowstate_local.baselines.react import dump_react
 from flowstate_local.completion import Completion, Sampling
-from flowstate_local.errors import EngineUnavailable, PromptTooLong, UsageError
+from flowstate_local.errors import EngineUnavailable, PromptTooLong, StoreError, UsageError
 from flowstate_local.grammar import json_constraint
 from flowstate_local.testing import BagOfWords, ScriptedEngine, check_constraint
 from flowstate_local.tools import Toolbox
@@ -154,6 +154,19 @@ async def test_a_failing_embedder_is_not_swallowed_by_mem0(monkeypatch: pytest.M
 
     monkeypatch.setattr(embedder, "embed", fail_on_facts)
     with pytest.raises(RuntimeError, match="out of order"):
+        await method.ask("What of the ferry?")
+    await method.close()
+
+
+async def test_a_failure_of_mem0_itself_is_translated(monkeypatch: pytest.MonkeyPatch) -> None:
+    method, _ = mem0_of([DONE, facts("The ferry is scarlet."), DONE])
+    await method.ask("What of the ferry?")
+
+    def fail(*query: Any, **options: Any) -> Any:
+        raise ValueError("no such collection")
+
+    monkeypatch.setattr(method._memory, "search", fail)
+    with pytest.raises(StoreError, match="no such collection"):
         await method.ask("What of the ferry?")
     await method.close()
 
