@@ -9,7 +9,7 @@ grammar depends on the tools alone: ids are a pattern, texts have no bounds, and
 """
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Literal, get_args
@@ -19,6 +19,7 @@ from flowstate_local.completion import Constraint, Profile
 from flowstate_local.errors import GrammarError
 from flowstate_local.nodes import EvidenceId, NodeId, NodeType
 from flowstate_local.schema_rules import (
+    MAX_TEXT,
     ROOMY,
     Limits,
     Schema,
@@ -133,39 +134,93 @@ def react_constraint(
     return Constraint("json", f'{{"anyOf":[{",".join(shapes)}],"$defs":{{{defs}}}{options}}}')
 
 
-def json_constraint(profile: Profile, name: str, schema: Schema, max_tokens: int) -> Constraint:
-    """The grammar of any other JSON object, so bounded that its longest sentence fits.
+MAX_THOUGHT_BYTES = 240
+
+
+def json_constraint(
+    profile: Profile, schema: Mapping[str, Any], max_tokens: int, *, name: str = "output"
+) -> Constraint:
+    """The grammar of any other JSON object: what a judge says, what is written into a memory.
+
+    Texts and lists get the largest bounds, up to their declared ones, whose longest sentence fits `max_tokens`.
+    Declare the small ones (`maxLength`, `maxItems`), and the rest of the room goes to those that are left open. Under
+    `outlines` only short texts and lists are bounded, so there an output may be cut off.
 
     Args:
         profile: which library masks the tokens.
-        name: what it is, for the error.
-        schema: of the object; what it leaves open is bounded as widely as there is room.
+        schema: of an object, as pydantic writes it.
         max_tokens: tokens the engine will generate at most, the one that ends the sequence included.
+        name: what the schema describes, for errors.
 
     Raises:
-        GrammarError: a keyword that can't be enforced, or its shortest form needs more than `max_tokens`.
+        GrammarError: the profile can't hold the schema, or its longest sentence under the tightest bounds needs more
+            than `max_tokens`.
     """
-    for limits in _OBJECT_RUNGS:
-        made = bounded(profile, name, schema, limits)
-        if profile == "outlines":
-            return Constraint("regex", _regex_of(made.schema))
-        if made.worst_bytes <= max_tokens - MARGIN:
-            options = {"x-guidance": json.loads(_X_GUIDANCE)} if profile == "guidance" else {}
-            return Constraint("json", _dump(made.schema | options))
-    raise GrammarError(
-        f"{name}: its shortest form needs more than {max_tokens} tokens",
-        keyword="max_tokens",
-        hint="Raise max_tokens, or bound the schema.",
+    return _json_constraint(profile, _dump(schema), max_tokens, name)
+
+
+_JSON_LIMITS = tuple(
+    Limits(text_bytes, items, comfortable=MAX_TEXT)
+    for text_bytes, items in (
+        *(
+            (8_000, 16),
+            (6_000, 16),
+            (4_000, 16),
+            (3_000, 16),
+            (2_400, 12),
+            (1_800, 12),
+            (1_200, 12),
+            (960, 12),
+        ),
+        *(
+            (720, 8),
+            (600, 8),
+            (480, 8),
+            (360, 8),
+            (240, 6),
+            (180, 6),
+            (120, 4),
+            (90, 4),
+            (64, 3),
+            (32, 2),
+            (16, 1),
+        ),
     )
-
-
-_OBJECT_RUNGS = (
-    *(Limits(text_bytes=size, items=16) for size in (4_000, 1_200, 480, 240, 160, 120, 96, 64)),
-    *(Limits(text_bytes=64, items=items) for items in (8, 4, 2)),
-    *(Limits(text_bytes=size, items=1) for size in (64, 32, 16, 8)),
 )
-"""Texts give way first, down to a short sentence; then the lists."""
-MAX_THOUGHT_BYTES = 240
+
+
+@lru_cache(maxsize=256)
+def _json_constraint(profile: Profile, schema_text: str, max_tokens: int, name: str) -> Constraint:
+    schema = json.loads(schema_text)
+    if profile == "outlines":
+        held = bounded(profile, name, schema, ROOMY).schema
+        return Constraint("regex", _affordable(_regex_of(held), name))
+    made = _fitting(profile, name, schema, max_tokens - MARGIN)
+    if profile == "guidance":
+        made = {**made, "x-guidance": json.loads(_X_GUIDANCE)}
+    return Constraint("json", _dump(made))
+
+
+def _fitting(profile: Profile, name: str, schema: Schema, room: int) -> Schema:
+    """`schema` under the loosest limits whose longest sentence takes at most `room` bytes.
+
+    Raises:
+        GrammarError: there are none, or the profile can't hold the schema at all.
+    """
+    needed = bounded(profile, name, schema, _JSON_LIMITS[0]).worst_bytes
+    for limits in _JSON_LIMITS:
+        try:
+            made = bounded(profile, name, schema, limits)
+        except GrammarError:
+            break  # a declared minimum is above these limits, and so above all that follow
+        if made.worst_bytes <= room:
+            return made.schema
+        needed = made.worst_bytes
+    raise GrammarError(
+        f"{name}: its shortest bounded form needs max_tokens of {needed + MARGIN}, and there are {room + MARGIN}",
+        keyword="max_tokens",
+        hint="Raise max_tokens, or bound the schema (maxLength, maxItems, enum, fewer fields).",
+    )
 
 
 def _react_shape(thought: str, calls: str, message: str) -> str:
@@ -645,7 +700,7 @@ def _static_regex(toolbox: Toolbox, defer: str, looks: bool, acts: bool) -> str:
     known = _REGEXES.setdefault(toolbox, {})
     key = (defer, looks, acts)
     if key not in known:
-        known[key] = _affordable(_step_regex(toolbox, defer, looks, acts), toolbox)
+        known[key] = _affordable_for(toolbox, _step_regex(toolbox, defer, looks, acts))
     return known[key]
 
 
@@ -674,7 +729,7 @@ def _react_regex(toolbox: Toolbox, *, may_act: bool) -> str:
         call = _calls_regex(toolbox)
         ends.append(rf'\[{call}(,{call})?\],"assistant_message":""')
     thought = r'"([^"\\\x00-\x1F\x7F-\x9F]|\\["\\])*"'
-    return _affordable(rf'\{{"thought":{thought},"tool_calls":({"|".join(ends)})\}}', toolbox)
+    return _affordable_for(toolbox, rf'\{{"thought":{thought},"tool_calls":({"|".join(ends)})\}}')
 
 
 def _shapes_regex(shapes: Iterable[tuple[str, str, str, str]]) -> str:
@@ -728,7 +783,12 @@ def _regex_of(schema: Schema) -> str:
     return str(to_regex(JsonSchema(_dump(schema), whitespace_pattern="")))
 
 
-def _affordable(regex: str, toolbox: Toolbox) -> str:
+def _affordable_for(toolbox: Toolbox, regex: str) -> str:
+    heaviest = max(toolbox, key=lambda tool: len(_dump(tool.schema))).name if len(toolbox) else ""
+    return _affordable(regex, f"these {len(toolbox)} tools", tool=heaviest)
+
+
+def _affordable(regex: str, subject: str, *, tool: str = "") -> str:
     """`regex`, if compiling it for a large vocabulary is bearable.
 
     Raises:
@@ -737,8 +797,8 @@ def _affordable(regex: str, toolbox: Toolbox) -> str:
     states = count_states(regex)
     if states > MAX_STATES:
         raise GrammarError(
-            f"the outlines profile is too costly for these {len(toolbox)} tools: {states} states, at most {MAX_STATES}",
-            tool=max(toolbox, key=lambda tool: len(_dump(tool.schema))).name if len(toolbox) else "",
+            f"the outlines profile is too costly for {subject}: {states} states, at most {MAX_STATES}",
+            tool=tool,
             keyword="states",
             hint="Use the guidance profile, offer fewer tools, or give them fewer and simpler parameters.",
         )

@@ -76,6 +76,9 @@ _OPEN_FORMATS = {"time": 30, "date-time": 40, "email": 64, "uri": 200}
 _OUTLINES_FORMATS = ("date", "uuid")
 
 
+COMFORTABLE_CHARS = 60
+
+
 @dataclass(frozen=True)
 class Limits:
     """Bounds for what a schema leaves open."""
@@ -84,12 +87,12 @@ class Limits:
     """Longest string without quotes, in bytes of UTF-8 with escapes."""
     items: int
     """Most items of an array, entries of a map."""
+    comfortable: int = COMFORTABLE_CHARS
+    """Below so many characters a text is bounded by its bytes exactly, which masks slower but wastes no room."""
 
 
 ROOMY = Limits(text_bytes=8_000, items=16)
 SMALLEST = Limits(text_bytes=8, items=1)
-COMFORTABLE_CHARS = 60
-"""Below so many characters a text is bounded by its bytes exactly, which masks slower but wastes no room."""
 
 
 @dataclass(frozen=True)
@@ -322,7 +325,8 @@ class _Rewriter:
         if "pattern" not in schema:
             if low > self.limits.text_bytes // 4:
                 raise self.refuse(path, "minLength", f"{low} characters need {4 * low} bytes of room")
-            return text(low, high, self.limits.text_bytes, plain=self.profile == "xgrammar")
+            room, plain = self.limits.text_bytes, self.profile == "xgrammar"
+            return text(low, high, room, plain=plain, comfortable=self.limits.comfortable)
         narrowest, widest = self._pattern_width(schema["pattern"], path)
         if self.profile == "xgrammar":
             return self._pattern_alone(schema, path, narrowest, widest)

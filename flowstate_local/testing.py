@@ -1,11 +1,14 @@
-"""Fakes that ship: an engine that plays a script instead of a model. Always labelled: its name is "scripted".
+"""Fakes that ship: an engine that plays a script instead of a model, and an embedder that counts words. Always
+labelled: their names are "scripted" and "bag-of-words (fake)".
 
 Use it to test an agent, to provoke faults (cut-off, empty, nonsense outputs), and where speed matters and wit doesn't.
 """
 
 import json
+import math
 import re
 import time
+import zlib
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -159,6 +162,33 @@ class ScriptedEngine:
             hits += self.block_size if hitting else 0
             self._cached.add(chain)
         return hits
+
+
+class BagOfWords:
+    """A fake embedder: texts that share words are near each other, whatever the words mean. Deterministic.
+
+    Args:
+        dimensions: words are hashed into so many places; two words may share one.
+    """
+
+    name = "bag-of-words (fake)"
+
+    def __init__(self, dimensions: int = 256) -> None:
+        self.dimensions = dimensions
+        self.texts: list[str] = []
+        """Everything it was given."""
+
+    def embed(self, texts: Sequence[str]) -> list[list[float]]:
+        """One vector of length 1 for each text."""
+        self.texts += texts
+        return [self._embed(text) for text in texts]
+
+    def _embed(self, text: str) -> list[float]:
+        counts = [0.0] * self.dimensions
+        for word in re.findall(r"\w+", text.lower()) or [""]:
+            counts[zlib.crc32(word.encode()) % self.dimensions] += 1
+        length = math.hypot(*counts)
+        return [count / length for count in counts]
 
 
 def dump_step(output: StepOutput) -> str:

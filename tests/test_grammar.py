@@ -22,6 +22,7 @@ from flowstate_local.grammar import (
     _regex_of,
     _Step,
     count_states,
+    json_constraint,
     step_constraint,
 )
 from flowstate_local.nodes import EvidenceId, NodeId
@@ -753,3 +754,85 @@ def test_characters_survive_in_the_schema_text() -> None:
     constraint = step_constraint("guidance", BOX, FACTS, 2_000)
     assert "hôtel" in constraint.text
     assert "\\u" not in constraint.text.replace("\\\\u", "")
+
+
+# --- other objects: judges, memories ------------------------------------------------------------------------------
+
+NOTES = {
+    "$defs": {
+        "Note": {
+            "type": "object",
+            "properties": {
+                "title": {"type": "string", "minLength": 1, "maxLength": 40},
+                "content": {"type": "string", "minLength": 1},
+            },
+            "required": ["title", "content"],
+        }
+    },
+    "type": "object",
+    "properties": {
+        "verdict": {"enum": ["success", "failure"]},
+        "notes": {"type": "array", "items": {"$ref": "#/$defs/Note"}, "maxItems": 3},
+    },
+    "required": ["verdict", "notes"],
+}
+MATCHERS: dict[Profile, Any] = {"guidance": Guidance, "xgrammar": Xgrammar, "outlines": Outlines}
+profiles = pytest.mark.parametrize("profile", MATCHERS)
+
+
+def notes(*said: dict[str, Any], verdict: str = "success") -> str:
+    return json.dumps({"verdict": verdict, "notes": said}, ensure_ascii=False, separators=(",", ":"))
+
+
+@profiles
+def test_any_object_becomes_a_grammar(profile: Profile) -> None:
+    matcher = MATCHERS[profile](json_constraint(profile, NOTES, 2_000).text)
+    note = {"title": "Prices", "content": "Ask for the price first."}
+    for output, legal in (
+        (notes(), True),
+        (notes(note, verdict="failure"), True),
+        (notes(note, note, note), True),
+        (notes(note, note, note, note), False),
+        (notes(verdict="maybe"), False),
+        (notes({"title": "x"}), False),
+        (notes({**note, "more": 1}), False),
+        ('{"notes":[]}', False),
+    ):
+        assert matcher.accepts(output) is legal, output
+
+
+@profiles
+def test_the_room_goes_to_the_texts_that_are_left_open(profile: Profile) -> None:
+    matcher = MATCHERS[profile](json_constraint(profile, NOTES, 2_100).text)
+    assert matcher.accepts(notes({"title": "x", "content": "y" * (120 if profile == "xgrammar" else 480)}))
+    if profile != "outlines":  # which bounds short texts alone
+        assert not matcher.accepts(notes({"title": "x" * 41, "content": "y"}))
+        assert not matcher.accepts(notes({"title": "x", "content": "y" * 2_000}))
+
+
+@pytest.mark.parametrize("max_tokens", [150, 400, 2_000, 4_096])
+def test_the_longest_object_fits_its_tokens(max_tokens: int) -> None:
+    for profile in ("guidance", "xgrammar"):
+        schema = json.loads(json_constraint(profile, NOTES, max_tokens).text)  # type: ignore[arg-type]
+        assert worst_bytes(schema) <= max_tokens - MARGIN
+    matcher = Guidance(json_constraint("guidance", NOTES, max_tokens).text)
+    for seed in range(6):
+        said = matcher.walk(random.Random(seed), max_tokens - MARGIN, adverse=seed % 2 == 0)
+        assert set(json.loads(said)) == {"verdict", "notes"}
+
+
+def test_an_object_too_long_for_the_budget_names_what_it_needs() -> None:
+    with pytest.raises(GrammarError, match="notes.*max_tokens of") as caught:
+        json_constraint("guidance", NOTES, 60, name="notes")
+    needed = int(str(caught.value).split("max_tokens of ")[1].split(",")[0])
+    json_constraint("guidance", NOTES, needed)
+    with pytest.raises(GrammarError, match="max_tokens"):
+        json_constraint("guidance", NOTES, needed - 1)
+
+
+@profiles
+def test_an_object_that_no_grammar_holds_is_refused(profile: Profile) -> None:
+    schema = {"type": "object", "properties": {"x": {}}, "required": ["x"]}
+    with pytest.raises(GrammarError, match="any value at all") as caught:
+        json_constraint(profile, schema, 1_000)
+    assert caught.value.path == "/properties/x"

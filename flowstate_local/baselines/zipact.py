@@ -10,41 +10,43 @@ would be no memory at all.
 """
 
 import json
-from typing import Any
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field
 
 from flowstate_local.baselines.base import Answer, Setting, Usage
 from flowstate_local.baselines.bm25 import Bm25
+from flowstate_local.baselines.memory_call import MemoryCall, call_for_memory
 from flowstate_local.baselines.react import React, ReactOutput, Transcript
-from flowstate_local.completion import Constraint, Sampling
-from flowstate_local.engines.base import complete
-from flowstate_local.errors import GrammarError
-from flowstate_local.grammar import json_constraint
 
-UPDATE_TOKENS = 2_500
+UPDATE_TOKENS = 3_600
 """Of the updater, at most. Upstream has 800 and loses what is cut off; here the longest state that the grammar allows fits,
 and a usual one is far shorter."""
 MAX_ATTEMPTS = 12
 """Calls that stand under `attempted_actions`, the last ones."""
-_TEXT = {"type": "string", "maxLength": 120}
-_SCHEMA: dict[str, Any] = {
-    "type": "object",
-    "properties": {
-        "goal_state": {
-            "type": "object",
-            "properties": {
-                "global_instruction": _TEXT,
-                "sub_goals": {"type": "array", "items": _TEXT, "maxItems": 3},
-                "current_objective": _TEXT,
-            },
-            "required": ["global_instruction", "sub_goals", "current_objective"],
-            "additionalProperties": False,
-        },
-        "world_state": {"type": "array", "items": _TEXT, "maxItems": 10},
-        "negative_constraints": {"type": "array", "items": _TEXT, "maxItems": 4},
-    },
-    "required": ["goal_state", "world_state", "negative_constraints"],
-    "additionalProperties": False,
-}
+Line = Annotated[str, Field(max_length=60)]
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+
+class GoalState(_Part):
+    """G: what is asked for."""
+
+    global_instruction: Line
+    sub_goals: Annotated[list[Line], Field(max_length=2)]
+    current_objective: Line
+
+
+class State(_Part):
+    """S = (G, W, C); what was attempted is kept beside it, by code."""
+
+    goal_state: GoalState
+    world_state: Annotated[list[Line], Field(max_length=8)]
+    negative_constraints: Annotated[list[Line], Field(max_length=2)]
+
+
 UPDATER = """You keep the state of an agent. Write the whole new state as JSON.
 goal_state: what is asked for, what is left to do, what to do now.
 world_state: facts worth keeping, each in one line with its names and numbers: what was found, decided, planned, wished for. Keep the facts of earlier requests.
@@ -58,13 +60,13 @@ class ZipAct(React):
 
     def __init__(self, setting: Setting) -> None:
         super().__init__(setting)
-        self._state: dict[str, Any] = {}
+        self._state: State | None = None
         self._attempts: list[str] = []
         self._recalled: list[int] = []
 
     async def recall(self, text: str, usage: list[Usage]) -> list[int]:
         """The state, moved on to the new request."""
-        await self._update(f"NEW REQUEST\n{text.strip()}\n", usage, step=1)
+        await self._update(f"NEW REQUEST\n{text.strip()}\n", usage)
         return self._memory()
 
     async def after_step(
@@ -75,7 +77,7 @@ class ZipAct(React):
         calls = ReactOutput.model_validate_json(transcript.pieces[place][0]).tool_calls
         self._attempts += [f"{call.name} {json.dumps(call.arguments, ensure_ascii=False)}" for call in calls]
         seen = "".join(text for text, _ in transcript.pieces[place:])
-        await self._update(f"OBSERVATION\n{seen}", usage, step=step)
+        await self._update(f"OBSERVATION\n{seen}", usage)
         return self._memory()
 
     def shown(self, transcript: Transcript) -> list[int]:
@@ -84,7 +86,7 @@ class ZipAct(React):
 
     async def remember(self, transcript: Transcript, answer: Answer, usage: list[Usage]) -> None:
         """The reply is what the last step brought."""
-        await self._update(f"OBSERVATION\nreplied: {answer.message}\n", usage, step=len(usage) + 1)
+        await self._update(f"OBSERVATION\nreplied: {answer.message}\n", usage)
 
     def _last_output(self, transcript: Transcript) -> int:
         """Where the last step of the transcript begins: its output."""
@@ -92,42 +94,24 @@ class ZipAct(React):
         return outputs[-1] if outputs else 1
 
     def _memory(self) -> list[int]:
-        state = self._state | {"attempted_actions": self._attempts[-MAX_ATTEMPTS:]}
-        text = json.dumps(state, ensure_ascii=False, separators=(",", ":"))
-        return self._recalled + self.engine.tokenizer.encode(f"STATE\n{text}\n")
+        return self._recalled + self.engine.tokenizer.encode(self._state_text())
 
-    async def _update(self, news: str, usage: list[Usage], *, step: int) -> None:
+    def _state_text(self) -> str:
+        state = self._state.model_dump() if self._state else {}
+        state["attempted_actions"] = self._attempts[-MAX_ATTEMPTS:]
+        return f"STATE\n{json.dumps(state, ensure_ascii=False, separators=(',', ':'))}\n"
+
+    async def _update(self, news: str, usage: list[Usage]) -> None:
         """Ask the updater; an output of which nothing can be used keeps the state as it was, and is counted."""
-        tokenizer = self.engine.tokenizer
-        prompt = {
-            "rules": tokenizer.encode_frame(tokenizer.frame.system_open)
-            + tokenizer.encode(UPDATER)
-            + tokenizer.encode_frame(tokenizer.frame.user_open),
-            "memory": self._memory(),
-            "observation": tokenizer.encode(news) + self._tail,
-        }
-        room = self.engine.context_window - sum(map(len, prompt.values()))
-        sampling = Sampling(
-            self.budget.sampling.temperature,
-            self.budget.sampling.top_p,
-            min(UPDATE_TOKENS, room),
-            self.budget.sampling.seed,
+        call = MemoryCall(
+            name="the state of ZipAct",
+            rules=UPDATER,
+            text=self._state_text() + news,
+            output=State,
+            max_tokens=UPDATE_TOKENS,
+            temperature=self.budget.sampling.temperature,
         )
-        try:
-            constraint = self._constraint(sampling.max_tokens)
-        except GrammarError:
-            return  # no room for a state: the actor will say that the window is full
-        ids = [i for part in prompt.values() for i in part]
-        completion = await complete(self.engine, ids, constraint, sampling)
-        fault = "" if completion.finish_reason == "stop" else "cut_off"
-        try:
-            self._state = json.loads(completion.text) if not fault else self._state
-        except json.JSONDecodeError:
-            fault = "unparsable"
-        usage.append(self.usage_of(prompt, completion, step, fault, cause="memory"))
-
-    def _constraint(self, max_tokens: int) -> Constraint:
-        return json_constraint(self.engine.profile, "the state of ZipAct", _SCHEMA, max_tokens)
+        self._state = await call_for_memory(self, call, usage) or self._state
 
 
 class ZipActBm25(ZipAct):

@@ -62,8 +62,9 @@ def _array(schema: dict[str, Any], defs: dict[str, Any]) -> list[Any]:
 
 def _text(schema: dict[str, Any]) -> str:
     longest = min(CHARS, schema.get("maxLength", CHARS))
-    for length in range(longest, -1, -1):
-        text = WORDS[:length].strip() if length <= len(WORDS) else (WORDS * 2)[:length].strip()
-        if re.search(schema.get("pattern", ""), text) and len(text) >= schema.get("minLength", 0):
-            return text
+    for source in (WORDS * 2, "0123456789"):
+        for length in range(longest, -1, -1):
+            text = source[:length].strip()
+            if re.search(schema.get("pattern", ""), text) and len(text) >= schema.get("minLength", 0):
+                return text
     raise ValueError(f"no sample of {schema}")

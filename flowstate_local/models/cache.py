@@ -2,6 +2,7 @@
 
 $XDG_CACHE_HOME/flowstate_local/models/
   sources/FILE.gguf          verified downloads, kept so that another precision needs no network
+  NAME/                      a folder of files as they were published, such as an embedding model
   NAME-PRECISION/            what an engine loads; complete whenever it exists under this name
   locks/NAME                 held by the one process that works on a model
   .tmp-NAME-*/               work in progress; whatever the lock's holder finds there is left over
@@ -16,7 +17,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, Protocol, get_args
 
 from flowstate_local.errors import CacheUnwritable
 from flowstate_local.models.catalogue import CatalogueEntry, Precision
@@ -107,8 +108,16 @@ def require_space(needed_bytes: int) -> None:
         )
 
 
+class Named(Protocol):
+    """What is worked on, a model or a folder of files."""
+
+    @property
+    def name(self) -> str:
+        """Unique in the cache."""
+
+
 @contextmanager
-def locked(entry: CatalogueEntry, progress: Progress) -> Iterator[None]:
+def locked(entry: Named, progress: Progress) -> Iterator[None]:
     """Be the only process that works on this model; wait for another one to finish.
 
     The kernel drops the lock with its holder, so a killed process blocks nobody.
@@ -129,7 +138,7 @@ def locked(entry: CatalogueEntry, progress: Progress) -> Iterator[None]:
 
 
 @contextmanager
-def workspace(entry: CatalogueEntry) -> Iterator[Path]:
+def workspace(entry: Named) -> Iterator[Path]:
     """A temporary folder on the cache's disk, gone afterwards. Call it with the lock held."""
     prefix = f".tmp-{entry.name}-"
     with writing():
@@ -148,13 +157,18 @@ def publish(made: Path, entry: CatalogueEntry, precision: Precision) -> Path:
     target = folder_path(entry, precision)
     weights_bytes = (made / "model.safetensors").stat().st_size
     (made / MANIFEST).write_text(json.dumps(_manifest(entry, precision, weights_bytes), indent=2) + "\n")
+    put_in_place(made, target)
+    return target
+
+
+def put_in_place(made: Path, target: Path) -> None:
+    """Move a finished folder out of the workspace, durably and in one piece. Call it with the lock held."""
     made.chmod(0o755)
     _sync(made)
     if target.exists():
         # A folder can't replace a folder that holds files; the old one is outdated, so a gap does no harm.
         os.replace(target, made.parent / "outdated")
     os.replace(made, target)
-    return target
 
 
 def _sync(folder: Path) -> None:

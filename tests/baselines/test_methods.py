@@ -1,7 +1,8 @@
 """What every method under test promises, and what is special about each. A new method adds one line to `MAKE`."""
 
+import asyncio
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import pytest
@@ -10,14 +11,16 @@ from flowstate_local.baselines.base import Answer, Budget, Method, MethodFactory
 from flowstate_local.baselines.bm25 import Bm25
 from flowstate_local.baselines.flowstate import FlowState
 from flowstate_local.baselines.full_context import FullContext
+from flowstate_local.baselines.mem0 import Mem0
 from flowstate_local.baselines.react import React, dump_react
+from flowstate_local.baselines.reasoning_bank import MEMORY_ARENA, ORIGINAL, ReasoningBank
 from flowstate_local.baselines.without_isu import AgentWithoutIsu
 from flowstate_local.baselines.without_psa import AgentWithoutPsa
 from flowstate_local.baselines.zipact import ZipAct, ZipActBm25
 from flowstate_local.bench.rehearsal import RehearsedEngine
 from flowstate_local.completion import Completion, Sampling
 from flowstate_local.stores.memory import MemoryStore
-from flowstate_local.testing import step
+from flowstate_local.testing import BagOfWords, step
 from flowstate_local.tools import Toolbox, tool
 
 pytestmark = pytest.mark.anyio
@@ -32,6 +35,9 @@ def look_up(topic: str) -> str:
 TOOLS = Toolbox([look_up])
 BUDGET = Budget(sampling=Sampling(max_tokens=2_000), max_steps=4, memory_tokens=400)
 MAKE: dict[str, MethodFactory] = {
+    "mem0": lambda setting: Mem0(setting, BagOfWords()),
+    "reasoning_bank": lambda setting: ReasoningBank(setting, BagOfWords(), ORIGINAL),
+    "reasoning_bank_memory_arena": lambda setting: ReasoningBank(setting, BagOfWords(), MEMORY_ARENA),
     "flowstate": lambda setting: FlowState(setting, MemoryStore()),
     "flowstate_raw": lambda setting: FlowState(setting, MemoryStore(), raw_steps=3),
     "without_isu": lambda setting: FlowState(setting, MemoryStore(), agent=AgentWithoutIsu),
@@ -42,12 +48,24 @@ MAKE: dict[str, MethodFactory] = {
     "zipact": ZipAct,
     "zipact_bm25": ZipActBm25,
 }
-METHODS: dict[str, Callable[[RehearsedEngine], Method]] = {
-    name: lambda engine, make=make: make(Setting(engine, TOOLS, BUDGET))  # type: ignore[misc]
-    for name, make in MAKE.items()
-}
+OPEN: list[Method] = []
+
+
+def method_of(name: str, engine: RehearsedEngine) -> Method:
+    """Closed when the test has ended."""
+    OPEN.append(MAKE[name](Setting(engine, TOOLS, BUDGET)))
+    return OPEN[-1]
+
+
+@pytest.fixture(autouse=True)
+def _closed() -> Iterator[None]:
+    yield
+    while OPEN:
+        asyncio.run(OPEN.pop().close())
+
+
 FLOWSTATE = ("flowstate", "flowstate_raw", "without_isu", "without_psa")
-every_method = pytest.mark.parametrize("name", list(METHODS))
+every_method = pytest.mark.parametrize("name", list(MAKE))
 
 
 def engine_of(name: str, script: Iterable[Any], **options: Any) -> RehearsedEngine:
@@ -76,7 +94,7 @@ DONE: Any = ([], "done")
 @every_method
 async def test_a_request_ends_with_a_reply_and_every_call_is_accounted_for(name: str) -> None:
     engine = engine_of(name, [LOOK, DONE, DONE])
-    method = METHODS[name](engine)
+    method = method_of(name, engine)
     answer = await method.ask("Look up oxen", date="2026-03-01")
     assert (answer.outcome, answer.message) == ("replied", "done")
     assert steps_of(answer) == [(1, 1, ""), (1, 2, "")]
@@ -103,7 +121,7 @@ async def test_instructions_stand_in_the_static_part(name: str) -> None:
 @every_method
 async def test_the_observation_is_in_the_next_prompt_and_the_prefix_stays(name: str) -> None:
     engine = engine_of(name, [LOOK, DONE])
-    await METHODS[name](engine).ask("Look up oxen")
+    await method_of(name, engine).ask("Look up oxen")
     assert "All there is to know about oxen" in engine.step_prompts[1]
     first, second = map(engine.tokenizer.encode_frame, engine.step_prompts)
     shared = next((i for i, (a, b) in enumerate(zip(first, second, strict=False)) if a != b), len(first))
@@ -115,16 +133,16 @@ async def test_the_observation_is_in_the_next_prompt_and_the_prefix_stays(name: 
     ("fault", "said"), [("cut_off", Completion("{", (), "length", 1, 0, 1, 0.0, 0.0)), ("unparsable", "{}")]
 )
 async def test_faults_are_counted_and_three_end_the_request(name: str, fault: str, said: Any) -> None:
-    answer = await METHODS[name](engine_of(name, [said, DONE])).ask("Go")
+    answer = await method_of(name, engine_of(name, [said, DONE])).ask("Go")
     assert (answer.outcome, [u[2] for u in steps_of(answer)]) == ("replied", [fault, ""])
-    answer = await METHODS[name](engine_of(name, [said] * 3)).ask("Go")
+    answer = await method_of(name, engine_of(name, [said] * 3)).ask("Go")
     assert (answer.outcome, len(steps_of(answer))) == ("failed", 3)
 
 
 @every_method
 async def test_the_budget_of_steps_holds(name: str) -> None:
     looks: Any = [([("look_up", {"topic": f"ox {i}"})], "") for i in range(9)]
-    answer = await METHODS[name](engine_of(name, looks)).ask("Go")
+    answer = await method_of(name, engine_of(name, looks)).ask("Go")
     assert (answer.outcome, len(steps_of(answer))) == ("step_budget", 4)
 
 
@@ -270,7 +288,7 @@ async def test_an_update_of_which_nothing_can_be_used_keeps_the_state_and_is_cou
 @every_method
 async def test_a_call_that_was_just_made_is_not_made_again_and_a_reply_follows(name: str) -> None:
     engine = engine_of(name, [LOOK, LOOK, DONE])
-    answer = await METHODS[name](engine).ask("Look up oxen")
+    answer = await method_of(name, engine).ask("Look up oxen")
     assert answer.outcome == "replied"
     assert engine.step_prompts[2].count("look_up") < 3 + engine.step_prompts[1].count("look_up")
     last = json.loads(engine.constraints[engine.prompts.index(engine.step_prompts[2])].text)  # type: ignore[union-attr]
