@@ -112,6 +112,8 @@ def test_ctrl_c_keeps_what_is_done(tmp_path: Path) -> None:
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        # Whoever runs the tests in the background ignores SIGINT, and children inherit that.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
     )
     episodes = tmp_path / "r" / "episodes.jsonl"
     deadline = time.monotonic() + 60
