@@ -1,152 +1,171 @@
-"""A shop in memory: products from a JSON file, found by their words. No Java, no index on disk."""
+"""A shop in memory: products from a JSON or JSONL file in WebShop's shape, and a search over their texts."""
 
 import json
+import random
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import bm25s
 
-from flowstate_local.errors import ToolError, UsageError
-from flowstate_local.tools import Toolbox, tool
+from flowstate_local.errors import UsageError
 
-HINT = (
-    "A JSON list or JSON lines of products with asin, name, category, price, rating and description; "
-    "ai-hyz/MemoryArena-product-db on the hub has the official ones (items_shuffle.json)."
+DOWNLOAD = (
+    "The product database is `ai-hyz/MemoryArena-product-db` on Hugging Face (items_shuffle.json); a list that large "
+    "is read best as JSONL: `jq -c '.[]' items_shuffle.json > products.jsonl`"
 )
-MOST_FOUND = 10
-PAGE_CHARS = 2_000
+
+_PRICE = re.compile(r"\d[\d,]*(?:\.\d+)?")
+_MOST_PRICE_TEXTS = 2
 
 
 @dataclass(frozen=True)
 class Product:
-    """One thing to buy."""
+    """One product."""
 
     asin: str
     name: str
     category: str
-    """A path, its parts separated by ›, > or /."""
+    """Path, with " › " between its segments."""
     price: float | None
+    """Dollars."""
     rating: str
     description: str
+    features: tuple[str, ...]
+
+    @property
+    def price_text(self) -> str:
+        """For a page."""
+        return "no price" if self.price is None else f"${self.price:.2f}"
+
+    def page(self) -> str:
+        """All that is shown of it."""
+        lines = [f"{self.asin} | {self.name}", f"Category: {self.category}", f"Price: {self.price_text}"]
+        lines += [f"Rating: {self.rating}"]
+        lines += [f"- {feature}" for feature in self.features]
+        return "\n".join(lines + ([self.description] if self.description else []))
 
 
 class Catalogue:
-    """Products of a file. A price that is a range is its lower end, so that it never changes.
+    """Products, and the search over them. Nothing in it changes, so all tasks share one.
 
-    Raises:
-        UsageError: the file isn't there, is no JSON, or holds no product; names the first broken one.
+    Args:
+        products: of several with the same ASIN the first counts.
+        skipped: records that were no products, for the reader.
     """
 
-    def __init__(self, path: Path) -> None:
-        try:
-            text = path.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise UsageError(f"{path} can't be read: {error}", hint=HINT) from None
-        try:
-            found = (
-                json.loads(text)
-                if text.lstrip().startswith("[")
-                else [json.loads(x) for x in text.splitlines() if x.strip()]
-            )
-        except json.JSONDecodeError as error:
-            raise UsageError(f"{path} is no JSON: {error}", hint=HINT) from None
-        self._products = {one.asin: one for one in (_product(raw, i, path) for i, raw in enumerate(found, 1))}
+    def __init__(self, products: Iterable[Product], *, skipped: int = 0) -> None:
+        self._products: dict[str, Product] = {}
+        for product in products:
+            self._products.setdefault(product.asin, product)
         if not self._products:
-            raise UsageError(f"{path} holds no product", hint=HINT)
+            raise UsageError("a catalogue without products", hint=DOWNLOAD)
+        self.skipped = skipped
+        self._order = list(self._products.values())
+        self._index = bm25s.BM25()
+        texts = [
+            f"{one.name} {one.category} {' '.join(one.features)} {one.description}" for one in self._order
+        ]
+        self._index.index(_tokens(texts), show_progress=False)
+
+    @classmethod
+    def open(cls, path: Path, *, seed: int = 0) -> "Catalogue":
+        """Read a `.json` list or a `.jsonl` file.
+
+        Args:
+            path: the file.
+            seed: of the prices of products that have a range of prices; each depends on nothing but this and its ASIN.
+
+        Raises:
+            UsageError: it's absent, or not JSON, or holds no products.
+        """
+        skipped = 0
+        products: list[Product] = []
+        for record in _records(Path(path)):
+            product = product_of(record, seed)
+            if product is None:
+                skipped += 1
+            else:
+                products.append(product)
+        return cls(products, skipped=skipped)
+
+    def __len__(self) -> int:
+        return len(self._products)
 
     def get(self, asin: str) -> Product | None:
-        """A product, or None."""
-        return self._products.get(asin.strip().upper()) or self._products.get(asin.strip())
+        """The product with this ASIN, in any case."""
+        return self._products.get(asin.strip().upper())
 
     def search(self, query: str) -> list[Product]:
-        """The products that share most words with the query, at most MOST_FOUND."""
-        products = list(self._products.values())
-        wanted = bm25s.tokenize(query, show_progress=False)
-        found, scores = self._index.retrieve(wanted, k=min(MOST_FOUND, len(products)), show_progress=False)
-        return [products[int(i)] for i, score in zip(found[0], scores[0], strict=True) if score > 0]
-
-    @cached_property
-    def _index(self) -> Any:
-        index = bm25s.BM25()
-        texts = [f"{one.name} {one.category} {one.description}" for one in self._products.values()]
-        index.index(bm25s.tokenize(texts, show_progress=False), show_progress=False)
-        return index
-
-
-class Basket:
-    """What was bought for one step; the first purchase counts."""
-
-    def __init__(self) -> None:
-        self.asin = ""
-
-
-def tools_of(catalogue: Catalogue, basket: Basket) -> Toolbox:
-    """Search, look, buy."""
-
-    @tool(idempotent=True)
-    def search(query: str) -> str:
-        """Search the shop; the products that fit best, with their ASINs."""
-        found = catalogue.search(query)
-        if not found:
-            raise ToolError(f"nothing is found for {query!r}", kind="not_found")
-        return "\n".join(f"{one.asin}: {one.name} ({_price(one)})" for one in found)
-
-    @tool(idempotent=True)
-    def open_product(asin: str) -> str:
-        """Open the page of a product."""
-        one = catalogue.get(asin)
-        if one is None:
-            raise ToolError(f"there is no product {asin!r}", kind="not_found")
-        return (
-            f"{one.asin}: {one.name}\nCategory: {one.category}\nPrice: {_price(one)}\nRating: {one.rating or 'none'}\n"
-            f"{one.description[:PAGE_CHARS]}"
+        """Products that share words with the query, best first; equals in the order of the file."""
+        tokens = _tokens([query])
+        k = min(len(self._order), _DEEPEST)
+        found, scores = self._index.retrieve(tokens, k=k, show_progress=False)
+        ranked = sorted(
+            (-float(score), int(place)) for place, score in zip(found[0], scores[0], strict=True) if score > 0
         )
-
-    @tool
-    def buy(asin: str) -> str:
-        """Buy one product; this ends the step."""
-        one = catalogue.get(asin)
-        if one is None:
-            raise ToolError(f"there is no product {asin!r}", kind="not_found")
-        if basket.asin:
-            raise ToolError(f"{basket.asin} was bought for this step already", kind="bought")
-        basket.asin = one.asin
-        return f"Bought {one.asin}: {one.name} for {_price(one)}."
-
-    return Toolbox([search, open_product, buy])
+        return [self._order[place] for _, place in ranked]
 
 
-def _product(raw: Any, number: int, path: Path) -> Product:
-    if (
-        not isinstance(raw, Mapping)
-        or not str(raw.get("asin", "")).strip()
-        or not str(raw.get("name", "")).strip()
-    ):
-        raise UsageError(f"{path}: product {number} has no asin or no name", hint=HINT)
-    category = raw.get("category") or raw.get("product_category") or ""
-    if isinstance(category, Sequence) and not isinstance(category, str):
-        category = " › ".join(map(str, category))
-    described = raw.get("description") or raw.get("full_description") or raw.get("small_description") or ""
-    if isinstance(described, Sequence) and not isinstance(described, str):
-        described = "\n".join(map(str, described))
+_DEEPEST = 200
+"""Products that a search finds at most."""
+
+
+def product_of(record: Any, seed: int = 0) -> Product | None:
+    """A product from a record in WebShop's shape; None if it has no ASIN or no name."""
+    if not isinstance(record, Mapping):
+        return None
+    asin = str(record.get("asin") or "").strip().upper()
+    name = str(record.get("name") or record.get("Title") or record.get("title") or "").strip()
+    if not asin or not name:
+        return None
+    features = record.get("small_description") or record.get("BulletPoints") or ()
     return Product(
-        asin=str(raw["asin"]).strip(),
-        name=" ".join(str(raw["name"]).split()),
-        category=str(category),
-        price=_lowest(raw.get("price", raw.get("pricing"))),
-        rating=str(raw.get("rating") or raw.get("average_rating") or ""),
-        description=str(described),
+        asin=asin,
+        name=name,
+        category=str(record.get("product_category") or record.get("category") or ""),
+        price=_price(record.get("pricing") or record.get("price") or record.get("Price"), asin, seed),
+        rating=str(record.get("average_rating") or record.get("rating") or record.get("Rating") or "none"),
+        description=str(record.get("full_description") or record.get("Description") or "").strip(),
+        features=tuple(map(str, [features] if isinstance(features, str) else features)),
     )
 
 
-def _lowest(said: Any) -> float | None:
-    numbers = [float(n.replace(",", "")) for n in re.findall(r"\d[\d,]*\.?\d*", str(said or ""))]
-    return min(numbers) if numbers else None
+def _price(pricing: Any, asin: str, seed: int) -> float | None:
+    """A price; of a range a price inside, the same every time.
+
+    WebShop draws it anew at each start, so that "the cheapest" is not always the same product.
+    """
+    found = [float(text.replace(",", "")) for text in _PRICE.findall(str(pricing or ""))][:_MOST_PRICE_TEXTS]
+    if len(found) < _MOST_PRICE_TEXTS:
+        return found[0] if found else None
+    return round(random.Random(f"{seed}/{asin}").uniform(*found), 2)
 
 
-def _price(one: Product) -> str:
-    return f"${one.price:,.2f}" if one.price is not None else "price unknown"
+def _records(path: Path) -> Iterator[Any]:
+    try:
+        with path.open(encoding="utf-8") as file:
+            if path.suffix == ".jsonl":
+                for number, line in enumerate(file, start=1):
+                    if line.strip():
+                        yield _json(line, f"{path}:{number}")
+                return
+            found = _json(file.read(), str(path))
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"{path} can't be read: {error}", hint=DOWNLOAD) from error
+    if not isinstance(found, list):
+        raise UsageError(f"{path} is no list of products", hint=DOWNLOAD)
+    yield from found
+
+
+def _json(text: str, where: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        raise UsageError(f"{where}: not JSON: {error}", hint=DOWNLOAD) from error
+
+
+def _tokens(texts: list[str]) -> Any:
+    return bm25s.tokenize(texts, stopwords=None, show_progress=False)

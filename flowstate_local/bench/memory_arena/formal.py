@@ -1,127 +1,157 @@
-"""Formal reasoning, mathematics and physics: questions of one paper in order, judged for equivalence."""
+"""Formal reasoning as a suite: the problems of a paper, one by one, in mathematics or physics; a judge decides."""
 
-import os
+import asyncio
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
-
-from pydantic import BaseModel, ConfigDict
+from typing import Any
 
 from flowstate_local.baselines.base import Answer
-from flowstate_local.bench.memory_arena.judge import Judge, Parse
-from flowstate_local.bench.memory_arena.rows import Config, FormalRow, load
+from flowstate_local.bench.memory_arena.judge import Judge, Verdict, equivalence_prompt, spent
+from flowstate_local.bench.memory_arena.load import Subject, formal_rows
+from flowstate_local.bench.memory_arena.metrics import Trials, at, depth_figures, mean, mean_figure
+from flowstate_local.bench.memory_arena.rows import FormalRow
 from flowstate_local.bench.suite import Figure, Played, Seat
 from flowstate_local.calculator import evaluate
+from flowstate_local.errors import UsageError
 from flowstate_local.tools import Toolbox, tool
 
-INSTRUCTIONS = """You work through the questions of one paper in order. Later questions use what earlier ones and their backgrounds define.
-Reply with the answer alone.
-"""
-NO_BACKGROUND = "No information provided."
+INSTRUCTIONS = """The requests are problems from one paper. Later ones build on definitions, notation and results of earlier ones.
+Work each problem out, and reply with the answer: complete, in one place, in LaTeX where it is a formula."""
 
-
-class FormalSettings(BaseModel):
-    """What may be set of formal reasoning."""
-
-    model_config = ConfigDict(extra="forbid")
-
-    folder: str = "memoryarena"
-    judge_url: str = ""
-    """Without one, `flowstate bench judge` can ask later."""
-    judge_model: str = ""
-    judge_sees_question: bool = False
-    """Off is official."""
-    judge_parse: Parse = "substring"
-    """How the judge's words are read; substring is official."""
+_EMPTY_REPLY = Verdict(False, fault="empty reply, not judged")
 
 
 class Formal:
-    """See `suite.Suite`."""
+    """See `bench.suite.Suite`.
+
+    Args:
+        folder: with the official files.
+        subject: mathematics or physics.
+        judge: decides while a task is played; without one, nothing is measured until `judged` is called.
+        judge_sees_question: whether the judge is told what was asked; officially it isn't.
+    """
 
     primary = "PS"
 
-    def __init__(self, subject: Literal["math", "physics"], settings: FormalSettings) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        subject: Subject,
+        *,
+        judge: Judge | None = None,
+        judge_sees_question: bool = False,
+    ) -> None:
+        loaded = formal_rows(folder, subject)
         self.name = f"memory_arena_{subject}"
-        self.settings: Mapping[str, Any] = settings.model_dump()
-        config: Config = "formal_reasoning_math" if subject == "math" else "formal_reasoning_phys"
-        rows, self._warning = load(Path(settings.folder), config, FormalRow)
-        self._rows = {str(row.id): row for row in rows}
-        self._judge = (
-            Judge(
-                settings.judge_url,
-                settings.judge_model,
-                os.environ.get("FLOWSTATE_BENCH_API_KEY", "EMPTY"),
-                settings.judge_sees_question,
-                settings.judge_parse,
-            )
-            if settings.judge_url
-            else None
-        )
+        self.rows: Mapping[str, FormalRow] = loaded.rows
+        self.remarks = loaded.remarks
+        self.judge = judge
+        self.judge_sees_question = judge_sees_question
 
-    def task_ids(self) -> Sequence[str]:
+    def task_ids(self) -> list[str]:
         """See `Suite.task_ids`."""
-        return list(self._rows)
+        return list(self.rows)
 
     async def play(self, task_id: str, seat: Seat, *, seed: int) -> Played:
-        """See `Suite.play`. The judge is asked at the end, if there is one."""
-        row = self._rows[task_id]
+        """See `Suite.play`. Nothing is left to chance here, so `seed` isn't used."""
+        row = _row(self.rows, task_id)
         method = seat(_tools(), INSTRUCTIONS)
-        answers: list[Answer] = []
-        for question, background in zip(row.questions, row.backgrounds, strict=True):
-            answers.append(
-                await method.ask(f"Background\n{background or NO_BACKGROUND}\n\nProblem\n{question}")
-            )
-        detail: dict[str, Any] = {"said": [answer.message for answer in answers]}
-        scores: Mapping[str, float | None] = {"PS": None, "SR": None}
-        scores, judged = await self.second_pass(task_id, scores, detail)
-        return Played(scores=scores, answers=tuple(answers), detail=dict(judged))
+        try:
+            answers = [await method.ask(text) for text in requests_of(row)]
+        finally:
+            await method.close()
+        detail = {"id": row.id, "paper_name": row.paper_name, "subtasks": _subtasks(row, answers)}
+        judged = await self.judged(detail)
+        return Played(judged.scores, tuple(answers), judged.detail)
 
-    async def second_pass(
-        self, task_id: str, scores: Mapping[str, float | None], detail: Mapping[str, Any]
-    ) -> tuple[Mapping[str, float | None], Mapping[str, Any]]:
-        """Scores and detail with the judge's verdicts; unchanged without a judge.
+    async def judged(self, detail: Mapping[str, Any], *, again: bool = False) -> Played:
+        """The second pass: judge what was stored of a task. Without a judge only the scores are worked out.
 
-        Raises:
-            EngineError: the judge can't be reached.
+        Args:
+            detail: `Played.detail` of a task.
+            again: judge anew what has a verdict, as with another judge.
+
+        Returns:
+            Scores and detail with the verdicts; no answers.
         """
-        if self._judge is None:
-            return scores, detail
-        row = self._rows[task_id]
-        verdicts: list[bool | None] = []
-        for question, said, right in zip(row.questions, detail["said"], row.answers, strict=True):
-            verdicts.append(await self._judge.same(question, said, right))
-        # A judge that says neither yes nor no has not found it right; how often that was is told.
-        shares = [float(bool(verdict)) for verdict in verdicts]
-        judged = {"scores_by_request": shares, "unclear": verdicts.count(None), "judge": self._judge.model}
-        return {"PS": sum(shares) / len(shares), "SR": shares[-1]}, {**detail, **judged}
+        subtasks = list(detail["subtasks"])
+        label = detail.get("judge", "")
+        if self.judge is not None:
+            subtasks = await asyncio.gather(*(self._with_verdict(one, again) for one in subtasks))
+            label = f"{self.judge.label}{', sees the question' if self.judge_sees_question else ''}"
+        tokens = spent(one["verdict"] for one in subtasks if one.get("verdict"))
+        found = {**detail, "subtasks": subtasks, "judge": label, "judge_tokens": tokens}
+        return Played(formal_scores(subtasks), (), found)
 
-    def figures(self, played: Mapping[str, Sequence[Mapping[str, float | None] | None]]) -> list[Figure]:
-        """See `Suite.figures`."""
-        trials = [one for ones in played.values() for one in ones]
-        unjudged = sum(one is not None and one.get("PS") is None for one in trials)
-        said = f"judge: {self._judge.model}" if self._judge else "no judge"
-        notes = [self._warning, said, f"{unjudged} not judged, counted as wrong" if unjudged else ""]
-        note = "; ".join(one for one in notes if one)
-        every = [one or {} for one in trials]
+    async def _with_verdict(self, subtask: Mapping[str, Any], again: bool) -> dict[str, Any]:
+        known = subtask.get("verdict") or {}
+        if self.judge is None or (known.get("yes") is not None and not again):
+            return dict(subtask)
+        if not subtask["candidate"].strip():
+            return {**subtask, "verdict": _EMPTY_REPLY.dump()}
+        question = subtask["question"] if self.judge_sees_question else None
+        verdict = await self.judge.ask(
+            equivalence_prompt(subtask["candidate"], subtask["reference"], question)
+        )
+        return {**subtask, "verdict": verdict.dump()}
+
+    def figures(self, played: Trials) -> list[Figure]:
+        """See `Suite.figures`. PS and SR are means over tasks."""
+        depths = {task: len(_row(self.rows, task).questions) for task in played}
+        judge = self.judge.label if self.judge is not None else "see the details"
+        sees = "sees" if self.judge_sees_question else "doesn't see"
+        note = "; ".join((f"judge: {judge}; it {sees} the question", *self.remarks))
         return [
-            Figure("PS", _mean([float(one.get("PS") or 0.0) for one in every]), len(every), note),
-            Figure(
-                "SR",
-                _mean([float(one.get("SR") or 0.0) for one in every]),
-                len(every),
-                "the last question is right",
-            ),
+            mean_figure(played, "PS", note=note),
+            mean_figure(played, "SR", note="tasks whose last subtask is right"),
+            *depth_figures(played, depths),
         ]
+
+
+def formal_scores(subtasks: Sequence[Mapping[str, Any]]) -> dict[str, float | None]:
+    """PS, SR and SR@k of a task from the verdicts. PS is None until every subtask has one."""
+    verdicts = [(one.get("verdict") or {}).get("yes") for one in subtasks]
+    right = [None if yes is None else float(yes) for yes in verdicts]
+    return {
+        "PS": None if None in right else mean(right)[0],
+        "SR": right[-1],
+        **{at(k): one for k, one in enumerate(right, start=1)},
+    }
+
+
+def requests_of(row: FormalRow) -> list[str]:
+    """What is asked, in order: each problem after its background, if it has one."""
+    return [
+        f"Background\n{background.strip()}\n\nProblem\n{question.strip()}"
+        if background.strip()
+        else question.strip()
+        for question, background in zip(row.questions, row.backgrounds, strict=True)
+    ]
+
+
+def _subtasks(row: FormalRow, answers: Sequence[Answer]) -> list[dict[str, Any]]:
+    return [
+        {
+            "question": question,
+            "reference": reference,
+            # What ends without a reply has only a notice, which no judge should take for an answer.
+            "candidate": answer.message if answer.outcome == "replied" else "",
+            "outcome": answer.outcome,
+        }
+        for question, reference, answer in zip(row.questions, row.answers, answers, strict=True)
+    ]
 
 
 def _tools() -> Toolbox:
     @tool(name="calculate", idempotent=True)
-    def calculate(expression: str) -> str:
-        """Calculate or compare, such as 160 + 80 < 200."""
+    def compute(expression: str) -> str:
+        """Calculate or compare, such as 160 * 1.2 < 200."""
         return evaluate(expression)
 
-    return Toolbox([calculate])
+    return Toolbox([compute])
 
 
-def _mean(values: Sequence[float]) -> float | None:
-    return sum(values) / len(values) if values else None
+def _row(rows: Mapping[str, FormalRow], task_id: str) -> FormalRow:
+    if task_id not in rows:
+        raise UsageError(f"there is no paper {task_id!r}")
+    return rows[task_id]

@@ -1,131 +1,142 @@
-"""Group travel as a suite: the base plan is told, then each joiner asks for a plan; scored without a judge."""
+"""Group travel as a suite: travellers join a trip one by one, each with wishes that refer to those before."""
 
-import json
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict
-
-from flowstate_local.baselines.base import Answer
-from flowstate_local.bench.memory_arena.depth import nauc
-from flowstate_local.bench.memory_arena.rows import Day, TravelRow, load
-from flowstate_local.bench.memory_arena.travel_score import read_plans, score_person, soft
-from flowstate_local.bench.memory_arena.travel_tools import Handed, Tables, tools_of
+from flowstate_local.baselines.base import Answer, Method
+from flowstate_local.bench.memory_arena.load import travel_rows
+from flowstate_local.bench.memory_arena.metrics import Trials, depth_figures, mean, mean_figure, outcomes
+from flowstate_local.bench.memory_arena.plan import Plan, parse_plan, plan_text
+from flowstate_local.bench.memory_arena.rows import TravelRow
+from flowstate_local.bench.memory_arena.tables import Tables
+from flowstate_local.bench.memory_arena.travel_score import (
+    PersonScore,
+    score_group,
+    score_person,
+)
+from flowstate_local.bench.memory_arena.travel_tools import FIRST_PLAN, Desk, travel_tools
 from flowstate_local.bench.suite import Figure, Played, Seat
+from flowstate_local.errors import UsageError
 
-INSTRUCTIONS = """A group travels together. The plan of the first person is told to you; then others join, one in each request.
-The plan of a joiner is the plan of the first person, with the same flights and attractions, but for what the joiner asks for.
-To join somebody in a slot means to have the very same entry there, as it stands in that person's plan.
-Write entries as they stand in the plans and tables, followed by a comma and the city: "Coco Bambu, Rockford".
-Hand in every plan with submit_plan: all days, all slots, also those that stay as they are.
-"""
-_NAME = re.compile(r"I am (\w+)\.")
-FLOOR = "copying the base plan for everybody: about 0.1, and sPS 0"
-
-
-class TravelSettings(BaseModel):
-    """What may be set of group travel."""
-
-    model_config = ConfigDict(extra="forbid")
-
-    folder: str = "memoryarena"
-    """Of the official files."""
-    tables: str = "travel_planner_database"
-    """Of TravelPlanner's database."""
+INSTRUCTIONS = """You plan a group trip. The first request tells the plan of the first traveller, which is settled: only remember it. Each later request comes from one more traveller.
+Whoever joins has the first traveller's plan in every slot for which they ask nothing else. What they ask for may refer to the complete plan of any traveller before them.
+Plan every day of the trip for the one who asks, with plan_day, in all slots; then reply. Write restaurants, attractions and accommodations as "Name, City", as in the first plan, with ";" after each attraction."""
 
 
 class Travel:
-    """See `suite.Suite`."""
+    """See `bench.suite.Suite`.
+
+    Args:
+        folder: with the official files.
+        tables: folder with the tables of TravelPlanner.
+        strict_missing: whether a traveller for whom nothing was submitted counts as failed; officially nobody
+            counts them at all.
+    """
 
     name = "memory_arena_travel"
-    primary = "PS"
+    primary = "sPS"
 
-    def __init__(self, settings: TravelSettings) -> None:
-        self.settings: Mapping[str, Any] = settings.model_dump()
-        self._tables = Tables(Path(settings.tables))
-        rows, self._warning = load(Path(settings.folder), "group_travel_planner", TravelRow)
-        self._rows = {str(row.id): row for row in rows}
+    def __init__(
+        self, folder: Path, tables: Path, *, strict_missing: bool = True, plan_by_tool: bool = False
+    ) -> None:
+        loaded = travel_rows(folder)
+        self.rows: Mapping[str, TravelRow] = loaded.rows
+        self.remarks = loaded.remarks
+        self.strict_missing = strict_missing
+        self.plan_by_tool = plan_by_tool
+        self._tables = Tables.open(tables)
 
-    def task_ids(self) -> Sequence[str]:
+    def task_ids(self) -> list[str]:
         """See `Suite.task_ids`."""
-        return list(self._rows)
-
-    def row(self, task_id: str) -> TravelRow:
-        """One of them, for a ceiling or a floor."""
-        return self._rows[task_id]
+        return list(self.rows)
 
     async def play(self, task_id: str, seat: Seat, *, seed: int) -> Played:
-        """See `Suite.play`."""
-        row, handed = self._rows[task_id], Handed()
-        method = seat(tools_of(self._tables, handed), INSTRUCTIONS)
-        answers = [await method.ask(told_base(row))]
-        plans: list[list[Day]] = []
-        for question in row.questions:
-            handed.plan = []
-            answer = await method.ask(question)
-            answers.append(answer)
-            plans.append(handed.plan or _written(answer, question))
-        base = row.base_person.daily_plans
-        persons = [score_person(plan, gold, base) for plan, gold in zip(plans, row.answers, strict=True)]
-        passed = [float(person.passed) for person in persons]
-        return Played(
-            scores={"PS": sum(passed) / len(passed), "SR": float(all(passed)), "sPS": soft(persons)},
-            answers=tuple(answers),
-            detail={
-                "scores_by_request": passed,
-                "persons": [
-                    {"person_idx": i, "plan": [day.model_dump() for day in plan]}
-                    for i, plan in enumerate(plans, 1)
-                ],
-            },
-        )
+        """See `Suite.play`. Nothing is left to chance here, so `seed` isn't used."""
+        row = _row(self.rows, task_id)
+        desk = Desk(n_days=max(day.days for day in row.base))
+        first = base_plan(row) if self.plan_by_tool else ""
+        method = seat(travel_tools(desk, self._tables, first), INSTRUCTIONS)
+        try:
+            answers = [await method.ask(base_request(row, by_tool=self.plan_by_tool))]
+            plans: list[Plan] = []
+            for name, question in zip(row.names, row.questions, strict=True):
+                answers.append(answer := await _ask(method, desk, name, question))
+                plans.append(desk.plan or parse_plan(answer.message, name))
+        finally:
+            await method.close()
+        return Played(*self._judged(row, plans, answers))
 
-    def figures(self, played: Mapping[str, Sequence[Mapping[str, float | None] | None]]) -> list[Figure]:
-        """See `Suite.figures`. PS is over persons, SR and sPS over groups."""
-        persons = {task: len(self._rows[task].questions) for task in played}
-        trials = [(task, one or {}) for task, ones in played.items() for one in ones]
-        n_persons = sum(persons[task] for task, _ in trials)
-        passed = sum((one.get("PS") or 0.0) * persons[task] for task, one in trials)
-        softs = [one.get("sPS") if one else 0.0 for _, one in trials]
-        measured = [value for value in softs if value is not None]
-        note = f"{self._warning}; {FLOOR}" if self._warning else FLOOR
+    def _judged(
+        self, row: TravelRow, plans: list[Plan], answers: list[Answer]
+    ) -> tuple[dict[str, float | None], tuple[Answer, ...], dict[str, Any]]:
+        scores = [score_person(plan, gold, row.base) for plan, gold in zip(plans, row.answers, strict=True)]
+        counted = [
+            score if plan or self.strict_missing else None for plan, score in zip(plans, scores, strict=True)
+        ]
+        persons = [
+            _detail(place, row, plan, score, answer)
+            for place, (plan, score, answer) in enumerate(zip(plans, scores, answers[1:], strict=True))
+        ]
+        return score_group(counted), tuple(answers), {"id": row.id, "persons": persons}
+
+    def figures(self, played: Trials) -> list[Figure]:
+        """See `Suite.figures`. PS is over travellers, SR over groups, sPS over groups."""
+        depths = {task: len(_row(self.rows, task).questions) for task in played}
+        missing = "without a plan = failed" if self.strict_missing else "without a plan = not counted"
+        given = "the first plan is read with a tool" if self.plan_by_tool else "the first plan is told"
+        note = "; ".join((missing, given, *self.remarks))
+        passed, n = mean(one for row in outcomes(played, depths) for one in row)
         return [
-            Figure("PS", passed / n_persons if n_persons else None, n_persons, note),
-            Figure(
-                "SR",
-                _mean([float(one.get("SR") or 0.0) for _, one in trials]),
-                len(trials),
-                "all persons of a group",
-            ),
-            Figure("sPS", _mean(measured), len(measured), "constraints met, by group"),
+            mean_figure(played, "sPS", note=note),
+            Figure("PS", passed, n, f"travellers of all groups together; {missing}"),
+            mean_figure(played, "SR", note="groups in which every traveller passes"),
+            *self._floor(played),
+            *depth_figures(played, depths),
+        ]
+
+    def _floor(self, played: Trials) -> list[Figure]:
+        """What copying the first traveller's plan for everybody comes to, in the same tasks."""
+        rows = [_row(self.rows, task) for task in played]
+        groups = [[score_person(row.base, gold, row.base) for gold in row.answers] for row in rows]
+        passed, n = mean(float(person.passed) for group in groups for person in group)
+        constraints, n_groups = mean(score_group(group)["sPS"] for group in groups)
+        note = "the floor: the first traveller's plan, copied for everybody"
+        return [
+            Figure("sPS of a copy", constraints, n_groups, note),
+            Figure("PS of a copy", passed, n, note),
         ]
 
 
-def told_base(row: TravelRow) -> str:
-    """The first request: who travels, and the plan."""
-    person = row.base_person
-    plan = json.dumps([day.model_dump() for day in person.daily_plans], ensure_ascii=False)
-    return f"Remember the final plan of {person.name}, whole: others will join. {person.query}\nPlan of {person.name}: {plan}"
+def base_plan(row: TravelRow) -> str:
+    """The settled plan in its text form."""
+    return plan_text(row.base_person.name, row.base)
 
 
-def submission(row_id: str, detail: Mapping[str, Any]) -> dict[str, Any]:
-    """A line for the official scorer: `{id, persons: [{person_idx, plan}]}`."""
-    return {"id": int(row_id), "persons": detail["persons"]}
+def base_request(row: TravelRow, *, by_tool: bool = False) -> str:
+    """The first request: what the first traveller wanted, and the plan that was made, or where to read it."""
+    plan = f"Read it with {FIRST_PLAN}, now." if by_tool else base_plan(row)
+    return f"{row.base_person.query.strip()}\n\nThis is settled:\n{plan}"
 
 
-def curve(details: Sequence[Mapping[str, Any]]) -> float | None:
-    """nAUC, ours, over the persons of all groups."""
-    return nauc([detail["scores_by_request"] for detail in details])
+async def _ask(method: Method, desk: Desk, name: str, question: str) -> Answer:
+    desk.begin(name)
+    return await method.ask(question)
 
 
-def _written(answer: Answer, question: str) -> list[Day]:
-    """A plan that was only written into the reply, in the official text form."""
-    found = _NAME.search(question)
-    plans = read_plans(answer.message)
-    return plans.get(found[1], []) if found else []
+def _detail(place: int, row: TravelRow, plan: Plan, score: PersonScore, answer: Answer) -> dict[str, Any]:
+    return {
+        "person_idx": place + 1,
+        "name": row.names[place],
+        "outcome": answer.outcome,
+        "plan": [day.model_dump() for day in plan],
+        "gold": [day.model_dump() for day in row.answers[place]],
+        "missed": [list(one) for one in score.missed],
+        "constraints": [list(one) for one in score.constraints],
+    }
 
 
-def _mean(values: Sequence[float]) -> float | None:
-    return sum(values) / len(values) if values else None
+def _row(rows: Mapping[str, TravelRow], task_id: str) -> TravelRow:
+    if task_id not in rows:
+        raise UsageError(f"there is no travel task {task_id!r}")
+    return rows[task_id]

@@ -1,85 +1,81 @@
-"""Travel, scored from the described formulas: slots that are alike, persons who pass, groups, constraints met."""
+"""How plans are compared: slot by slot, by likeness of their texts.
 
-import re
-from collections.abc import Mapping, Sequence
+Weak spots of the published rule, kept so that figures can be compared: a wrong flight on the same route passes, and so
+does any text that another begins with.
+"""
+
+from collections.abc import Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher
 
-from flowstate_local.bench.memory_arena.rows import SLOTS, Day
+from flowstate_local.bench.memory_arena.metrics import at, mean
+from flowstate_local.bench.memory_arena.plan import EMPTY, SLOTS, Plan, by_number
 
-ALIKE = 0.7
-Plan = Sequence[Day]
+THRESHOLD = 0.7
 
-_SECTION = re.compile(r"^=+\s*(.+?)'s Plan\s*=+\s*$", re.MULTILINE)
-_DAY = re.compile(r"^\s*Day (\d+):\s*$")
+Place = tuple[int, str]
+"""Day and slot."""
 
 
-def sim(a: str, b: str) -> float:
-    """How alike two slots are, 0..1. The longer one is cut to the length of the shorter, as the official scorer does."""
-    a, b = a.strip().lower(), b.strip().lower()
+def sim(submitted: str, gold: str) -> float:
+    """Likeness of two slots, from 0 to 1: the ratio of difflib after both are cut to the shorter one's length."""
+    a, b = submitted.strip().lower(), gold.strip().lower()
     if not a or not b:
         return 0.0
-    if a == b == "-":
+    if a == b == EMPTY:
         return 1.0
-    length = min(len(a), len(b))
-    return SequenceMatcher(None, a[:length], b[:length]).ratio()
+    shorter = min(len(a), len(b))
+    return SequenceMatcher(None, a[:shorter], b[:shorter]).ratio()
 
 
 @dataclass(frozen=True)
 class PersonScore:
-    """One joiner."""
+    """One traveller's plan against the right one."""
 
-    passed: bool
-    """Every slot of every day is right."""
-    constraints: int
-    """Slots in which the right plan differs from the base person's."""
-    met: int
-    """Of these."""
+    missed: tuple[Place, ...]
+    """Slots that don't pass."""
+    constraints: tuple[Place, ...]
+    """Slots in which the right plan differs from the first traveller's."""
 
+    @property
+    def passed(self) -> bool:
+        """Whether every slot of every day passes."""
+        return not self.missed
 
-def score_person(submitted: Plan, gold: Plan, base: Plan) -> PersonScore:
-    """Score a plan against the right one; a day or slot that isn't there counts as "-"."""
-    ours, bases = _by_day(submitted), _by_day(base)
-    passed, constraints, met = True, 0, 0
-    for number, day in _by_day(gold).items():
-        mine, old = ours.get(number, Day(days=number)), bases.get(number, Day(days=number))
-        for slot in SLOTS:
-            right = sim(mine.slot(slot), day.slot(slot)) >= ALIKE
-            passed = passed and right
-            if sim(day.slot(slot), old.slot(slot)) < ALIKE:
-                constraints += 1
-                met += right
-    return PersonScore(passed, constraints, met)
+    @property
+    def met(self) -> float | None:
+        """Share of the constraint slots that pass; None if there are none."""
+        if not self.constraints:
+            return None
+        return sum(place not in self.missed for place in self.constraints) / len(self.constraints)
 
 
-def soft(persons: Sequence[PersonScore]) -> float | None:
-    """SPS of a group: mean share of constraints met; who has none is left out, None if nobody has any."""
-    shares = [person.met / person.constraints for person in persons if person.constraints]
-    return sum(shares) / len(shares) if shares else None
+def score_person(plan: Plan, gold: Plan, base: Plan) -> PersonScore:
+    """Compare a plan; days and slots that it lacks count as empty, days that gold lacks aren't looked at."""
+    return PersonScore(_differing(plan, gold), _differing(base, gold))
 
 
-def read_plans(text: str) -> dict[str, list[Day]]:
-    """Plans in the official text form, by name: "=== NAME's Plan ===", "Day N:", "key: value". A repeated name counts last."""
-    plans: dict[str, list[Day]] = {}
-    heads = list(_SECTION.finditer(text))
-    ends = [*(head.start() for head in heads[1:]), len(text)]
-    for head, end in zip(heads, ends, strict=False):
-        plans[head[1].strip()] = _days(text[head.end() : end])
-    return plans
+def _differing(plan: Plan, gold: Plan) -> tuple[Place, ...]:
+    days = by_number(plan)
+    return tuple(
+        (day.days, slot)
+        for day in gold
+        for slot in SLOTS
+        if sim(days[day.days].slot(slot) if day.days in days else EMPTY, day.slot(slot)) < THRESHOLD
+    )
 
 
-def _days(body: str) -> list[Day]:
-    days: dict[int, dict[str, str]] = {}
-    current: dict[str, str] | None = None
-    for line in body.splitlines():
-        if found := _DAY.match(line):
-            current = days.setdefault(int(found[1]), {})
-        elif current is not None and ":" in line:
-            key, _, value = line.partition(":")
-            current[key.strip().lower().replace(" ", "_")] = value.strip()
-    known = set(Day.model_fields) - {"days"}
-    return [Day(days=n, **{k: v for k, v in one.items() if k in known}) for n, one in days.items()]
+def score_group(persons: Sequence[PersonScore | None]) -> dict[str, float | None]:
+    """The scores of a group: SR, PS, sPS and SR@k.
 
-
-def _by_day(plan: Plan) -> Mapping[int, Day]:
-    return {day.days or place: day for place, day in enumerate(plan, start=1)}
+    Args:
+        persons: one for each traveller; None for one who isn't counted, as no plan was submitted.
+    """
+    passed = [None if person is None else float(person.passed) for person in persons]
+    submitted = [one for one in passed if one is not None]
+    return {
+        "SR": float(all(submitted)) if submitted else None,
+        "PS": mean(passed)[0],
+        "sPS": mean(person.met for person in persons if person is not None)[0],
+        **{at(k): one for k, one in enumerate(passed, start=1)},
+    }

@@ -1,199 +1,195 @@
-"""The six look-ups of the travel world, over TravelPlanner's tables in a folder of the user's, and the plan's hand-in."""
+"""The tools of a trip: six look-ups in the tables, a calculator, and the planning of a day."""
 
-import csv
-from collections.abc import Mapping
-from functools import cached_property
-from pathlib import Path
-from typing import Literal
+import re
+from collections.abc import Iterable
+from typing import Annotated, Literal
 
-from flowstate_local.bench.memory_arena.rows import Day
-from flowstate_local.errors import ToolError, UsageError
+from pydantic import Field
+
+from flowstate_local.bench.memory_arena.plan import EMPTY, Day, Plan, plan_text
+from flowstate_local.bench.memory_arena.tables import Record, Tables
+from flowstate_local.calculator import evaluate
+from flowstate_local.errors import ToolError
 from flowstate_local.tools import Tool, Toolbox, tool
 
-Row = Mapping[str, str]
-HINT = (
-    "TravelPlanner's database (https://github.com/OSU-NLP-Group/TravelPlanner) has the tables; name its folder with "
-    "--set tables=DIR."
-)
-FILES = {
-    "restaurants": "restaurants/clean_restaurant_2022.csv",
-    "accommodations": "accommodations/clean_accommodations_2022.csv",
-    "attractions": "attractions/attractions.csv",
-    "distances": "googleDistanceMatrix/distance.csv",
-    "cities": "background/citySet_with_states.txt",
-}
-FLIGHTS = "flights/clean_Flights_2022.csv"
-MOST_ROWS = 60
-"""Of an answer; more are counted."""
+PLAN_DAY = "plan_day"
+FIRST_PLAN = "first_plan"
+
+_KM = re.compile(r"([\d,]+) km")
+_COST_PER_KM = {"driving": 0.05, "taxi": 1.0}
+"""Dollars, as TravelPlanner reckons; the table's own column is empty."""
 
 
-class Tables:
-    """The tables, read once and shared by all tasks; nothing changes them.
+class Desk:
+    """Where the plan of the traveller who asks now is put together; one for each group.
 
     Args:
-        folder: of TravelPlanner's database.
-
-    Raises:
-        UsageError: a table isn't there. Flights may be missing: joiners inherit the base person's.
+        n_days: how long the trip is.
     """
 
-    def __init__(self, folder: Path) -> None:
-        missing = [name for name in FILES.values() if not (folder / name).is_file()]
-        if missing:
-            raise UsageError(f"{folder} has no {missing[0]}", hint=HINT)
-        self._folder = folder
+    def __init__(self, n_days: int) -> None:
+        self.n_days = n_days
+        self.name = ""
+        """Who asks; "" while nothing is to be planned."""
+        self._days: dict[int, Day] = {}
 
-    @cached_property
-    def restaurants(self) -> list[Row]:
-        """Name, City, Cuisines, Average Cost, Aggregate Rating."""
-        return self._read(FILES["restaurants"])
+    def begin(self, name: str) -> None:
+        """Somebody else asks: nothing is planned yet."""
+        self.name = name
+        self._days = {}
 
-    @cached_property
-    def accommodations(self) -> list[Row]:
-        """NAME, room type, price, minimum nights, review rate number, house_rules, maximum occupancy, city."""
-        return self._read(FILES["accommodations"])
+    def put(self, day: Day) -> str:
+        """Plan a day, in place of an earlier plan for it; says what is still to be planned."""
+        if not self.name:
+            raise ToolError("nothing is to be planned in this request", kind="no_plan_wanted")
+        if day.days > self.n_days:
+            raise ToolError(
+                f"the trip has days 1 to {self.n_days}, and no day {day.days}", kind="no_such_day"
+            )
+        self._days[day.days] = day
+        left = [str(number) for number in range(1, self.n_days + 1) if number not in self._days]
+        done = f"Day {day.days} of {self.name} is planned."
+        if left:
+            return f"{done} Days without a plan: {', '.join(left)}."
+        # The whole plan in one result: what a memory keeps of it should be what the traveller has.
+        return f"{done} Every day is planned:\n{plan_text(self.name, self.plan)}"
 
-    @cached_property
-    def attractions(self) -> list[Row]:
-        """Name, Address, Phone, Website, City and where it is."""
-        return self._read(FILES["attractions"])
-
-    @cached_property
-    def distances(self) -> list[Row]:
-        """origin, destination, duration, distance; cost is mostly empty."""
-        return self._read(FILES["distances"])
-
-    @cached_property
-    def cities(self) -> dict[str, list[str]]:
-        """State -> cities."""
-        found: dict[str, list[str]] = {}
-        for line in (self._folder / FILES["cities"]).read_text(encoding="utf-8").splitlines():
-            city, _, state = line.partition("\t")
-            if state:
-                found.setdefault(state.strip(), []).append(city.strip())
-        return found
-
-    @cached_property
-    def flights(self) -> list[Row] | None:
-        """The flights, or None where the table isn't there."""
-        return self._read(FLIGHTS) if (self._folder / FLIGHTS).is_file() else None
-
-    def _read(self, name: str) -> list[Row]:
-        with (self._folder / name).open(newline="", encoding="utf-8") as file:
-            return [{k: v for k, v in row.items() if k} for row in csv.DictReader(file)]
+    @property
+    def plan(self) -> Plan:
+        """What was planned by now, in order."""
+        return tuple(day for _, day in sorted(self._days.items()))
 
 
-class Handed:
-    """The plan that was handed in last."""
+def travel_tools(desk: Desk, tables: Tables, first_plan: str = "") -> Toolbox:
+    """The tools of one group.
 
-    def __init__(self) -> None:
-        self.plan: list[Day] = []
+    Args:
+        desk: where plans are put.
+        tables: what is looked up.
+        first_plan: the settled plan, to be read by a tool while nothing is to be planned; "" for no such tool.
+    """
+
+    @tool(name="calculate", idempotent=True)
+    def compute(expression: str) -> str:
+        """Calculate or compare, such as 160 * 1.2 < 200."""
+        return evaluate(expression)
+
+    more = [_first_plan(desk, first_plan)] if first_plan else []
+    return Toolbox([*_look_ups(tables), *_ways(tables), _plan_day(desk), *more, compute])
 
 
-def tools_of(tables: Tables, handed: Handed) -> Toolbox:
-    """The tools of one task."""
-
+def _look_ups(tables: Tables) -> list[Tool]:
     @tool(name="RestaurantSearch", idempotent=True)
-    def restaurant_search(city: str) -> str:
-        """The restaurants of a city, with cuisines, average cost and rating."""
-        return _listed(_of_city(tables.restaurants, "City", city))
+    def restaurants(city: str) -> str:
+        """The restaurants of a city, with their cuisines, cost per person and rating."""
+        columns = ("Name", "Cuisines", "Average Cost", "Aggregate Rating")
+        return _listed("restaurants", city, tables.restaurants, columns)
 
     @tool(name="AccommodationSearch", idempotent=True)
-    def accommodation_search(city: str) -> str:
-        """The accommodations of a city, with room type, price, rules, occupancy and rating."""
-        return _listed(_of_city(tables.accommodations, "city", city))
+    def accommodations(city: str) -> str:
+        """The accommodations of a city, with room type, price per night, rating and rules."""
+        columns = ("NAME", "room type", "price", "minimum nights", "review rate number", "house_rules")
+        return _listed("accommodations", city, tables.accommodations, (*columns, "maximum occupancy"))
 
     @tool(name="AttractionSearch", idempotent=True)
-    def attraction_search(city: str) -> str:
+    def attractions(city: str) -> str:
         """The attractions of a city."""
-        found = _of_city(tables.attractions, "City", city)
-        return _listed([{k: row[k] for k in ("Name", "Address", "City")} for row in found])
-
-    @tool(name="DistanceMatrix", idempotent=True)
-    def distance_matrix(origin: str, destination: str, mode: Literal["driving", "taxi"] = "driving") -> str:
-        """How far it is between two cities, and how long it takes."""
-        for row in tables.distances:
-            if _same(row["origin"], origin) and _same(row["destination"], destination):
-                return f"{mode}, from {row['origin']} to {row['destination']}: {row['duration']}, {row['distance']}"
-        raise ToolError(f"there is no way known from {origin!r} to {destination!r}", kind="not_found")
+        return _listed("attractions", city, tables.attractions, ("Name", "Address"))
 
     @tool(name="CitySearch", idempotent=True)
-    def city_search(state: str) -> str:
+    def cities(state: str) -> str:
         """The cities of a state."""
-        found = next((cities for name, cities in tables.cities.items() if _same(name, state)), None)
-        if found is None:
+        found = tables.cities.get(state.strip().casefold())
+        if not found:
             raise ToolError(f"there is no state {state!r}", kind="not_found")
         return ", ".join(found)
 
+    return [restaurants, accommodations, attractions, cities]
+
+
+def _ways(tables: Tables) -> list[Tool]:
+    @tool(name="DistanceMatrix", idempotent=True)
+    def distance(origin: str, destination: str, mode: Literal["driving", "taxi"]) -> str:
+        """Duration, distance and cost of the way between two cities."""
+        way = tables.distances.get((origin.strip().casefold(), destination.strip().casefold()))
+        km = _KM.match(way["distance"]) if way else None
+        # A way of a day or more is none, in TravelPlanner.
+        if way is None or km is None or "day" in way["duration"]:
+            return f"{mode}, from {origin} to {destination}: no valid information."
+        cost = int(int(km[1].replace(",", "")) * _COST_PER_KM[mode])
+        return (
+            f"{mode}, from {origin} to {destination}, duration: {way['duration']}, "
+            f"distance: {way['distance']}, cost: {cost}"
+        )
+
     @tool(name="FlightSearch", idempotent=True)
-    def flight_search(origin: str, destination: str, date: str) -> str:
-        """The flights of a day, as YYYY-MM-DD."""
+    def flights(
+        origin: str, destination: str, date: Annotated[str, Field(pattern=r"^\d{4}-\d{2}-\d{2}$")]
+    ) -> str:
+        """The flights between two cities on a day.
+
+        Args:
+            origin: City of departure.
+            destination: City of arrival.
+            date: As 2022-03-16.
+        """
         if tables.flights is None:
-            raise ToolError(
-                "the table of flights isn't there; keep the flights of the base plan", kind="no_table"
-            )
-        found = [
-            row
-            for row in tables.flights
-            if _same(row.get("OriginCityName", ""), origin)
-            and _same(row.get("DestCityName", ""), destination)
-            and row.get("FlightDate", "").strip() == date.strip()
-        ]
+            raise ToolError("the flights table isn't installed here", kind="unavailable")
+        found = tables.flights_of(origin.strip(), destination.strip(), date)
         if not found:
-            raise ToolError(
-                f"there is no flight from {origin!r} to {destination!r} on {date}", kind="not_found"
+            return f"There is no flight from {origin} to {destination} on {date}."
+        columns = ("Flight Number", "Price", "DepTime", "ArrTime", "ActualElapsedTime", "Distance")
+        return _table(found, columns)
+
+    return [distance, flights]
+
+
+def _plan_day(desk: Desk) -> Tool:
+    @tool(name=PLAN_DAY, idempotent=True)
+    def plan_day(
+        day: Annotated[int, Field(ge=1, le=31)],
+        transportation: str,
+        breakfast: str,
+        attraction: str,
+        lunch: str,
+        dinner: str,
+        accommodation: str,
+    ) -> str:
+        """Plan one day of the traveller who asks: all of its slots, "-" for an empty one. Again, it replaces the plan."""
+        return desk.put(
+            Day(
+                days=day,
+                transportation=transportation,
+                breakfast=breakfast,
+                attraction=attraction,
+                lunch=lunch,
+                dinner=dinner,
+                accommodation=accommodation,
             )
-        return _listed(found)
+        )
 
-    return Toolbox(
-        [
-            restaurant_search,
-            accommodation_search,
-            attraction_search,
-            distance_matrix,
-            city_search,
-            flight_search,
-            _submit(handed),
-        ]
-    )
+    return plan_day
 
 
-def _submit(handed: Handed) -> Tool:
-    day = {
-        "type": "object",
-        "properties": {"days": {"type": "integer", "minimum": 1, "maximum": 31}}
-        | {name: {"type": "string"} for name in Day.model_fields if name != "days"},
-        "required": list(Day.model_fields),
-        "additionalProperties": False,
-    }
-    schema = {
-        "type": "object",
-        "properties": {"daily_plans": {"type": "array", "items": day, "minItems": 1, "maxItems": 7}},
-        "required": ["daily_plans"],
-        "additionalProperties": False,
-    }
+def _first_plan(desk: Desk, text: str) -> Tool:
+    @tool(name=FIRST_PLAN, idempotent=True)
+    def first_plan() -> str:
+        """The settled plan of the first traveller. It is shown in the first request only."""
+        if desk.name:
+            raise ToolError("the plan was shown in the first request", kind="shown_before")
+        return text
 
-    def submit(daily_plans: list[dict[str, object]]) -> str:
-        handed.plan = [Day.model_validate(one) for one in daily_plans]
-        return f"The plan of {len(handed.plan)} days is handed in."
-
-    about = "Hand in the whole plan, every day of it, once it is complete. What isn't used is -. Attractions end with ;."
-    return Tool.from_schema("submit_plan", about, schema, submit, idempotent=True)
+    return first_plan
 
 
-def _of_city(rows: list[Row], column: str, city: str) -> list[Row]:
-    found = [row for row in rows if _same(row[column], city)]
+def _listed(what: str, city: str, table: dict[str, list[Record]], columns: tuple[str, ...]) -> str:
+    found = table.get(city.strip().casefold())
     if not found:
-        raise ToolError(f"nothing is known of {city!r}", kind="not_found")
-    return found
+        raise ToolError(f"there are no {what} in {city!r}; a city goes without its state", kind="not_found")
+    return _table(found, columns)
 
 
-def _listed(rows: list[Row]) -> str:
-    lines = ["; ".join(f"{k}: {v}" for k, v in row.items() if v) for row in rows[:MOST_ROWS]]
-    if len(rows) > MOST_ROWS:
-        lines.append(f"and {len(rows) - MOST_ROWS} more")
+def _table(rows: Iterable[Record], columns: tuple[str, ...]) -> str:
+    lines = [" | ".join(columns)]
+    lines += [" | ".join(row[column] or EMPTY for column in columns) for row in rows]
     return "\n".join(lines)
-
-
-def _same(a: str, b: str) -> bool:
-    return a.strip().casefold() == b.strip().casefold()
