@@ -43,7 +43,7 @@ class CopyBase:
 async def submit_plan(toolbox: Toolbox, plan: Plan) -> None:
     """Plan each day, as a model would. Raises AssertionError if a call fails."""
     for day in plan:
-        arguments = {"day": day.days, **{slot: day.slot(slot) for slot in ("current_city", *SLOTS)}}
+        arguments = {"day": day.days, **{slot: day.slot(slot) for slot in SLOTS}}
         await must_run(toolbox, ToolCall(name=PLAN_DAY, arguments=arguments))
 
 

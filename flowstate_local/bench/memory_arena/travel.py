@@ -10,14 +10,18 @@ from flowstate_local.bench.memory_arena.metrics import Trials, depth_figures, me
 from flowstate_local.bench.memory_arena.plan import Plan, parse_plan, plan_text
 from flowstate_local.bench.memory_arena.rows import TravelRow
 from flowstate_local.bench.memory_arena.tables import Tables
-from flowstate_local.bench.memory_arena.travel_score import PersonScore, score_group, score_person
+from flowstate_local.bench.memory_arena.travel_score import (
+    PersonScore,
+    score_group,
+    score_person,
+)
 from flowstate_local.bench.memory_arena.travel_tools import Desk, travel_tools
 from flowstate_local.bench.suite import Figure, Played, Seat
 from flowstate_local.errors import UsageError
 
 INSTRUCTIONS = """You plan a group trip. The first request tells the plan of the first traveller, which is settled: only remember it. Each later request comes from one more traveller.
 Whoever joins has the first traveller's plan in every slot for which they ask nothing else. What they ask for may refer to the complete plan of any traveller before them.
-Plan every day of the trip for the one who asks, with plan_day, in all slots; then reply. Write places as "Name, City", as in the first plan."""
+Plan every day of the trip for the one who asks, with plan_day, in all slots; then reply. Write restaurants, attractions and accommodations as "Name, City", as in the first plan, with ";" after each attraction."""
 
 
 class Travel:

@@ -143,24 +143,11 @@ def _plan_day(desk: Desk) -> Tool:
         lunch: str,
         dinner: str,
         accommodation: str,
-        current_city: str = EMPTY,
     ) -> str:
-        """Plan one day of the traveller who asks, all of its slots. Planned again, it replaces what was planned.
-
-        Args:
-            day: From 1.
-            transportation: "-" if none, as in every slot.
-            breakfast: "Name, City".
-            attraction: "Name, City;" for each.
-            lunch: "Name, City".
-            dinner: "Name, City".
-            accommodation: "Name, City".
-            current_city: The city, or "from A to B".
-        """
+        """Plan one day of the traveller who asks: all of its slots, "-" for an empty one. Again, it replaces the plan."""
         return desk.put(
             Day(
                 days=day,
-                current_city=current_city,
                 transportation=transportation,
                 breakfast=breakfast,
                 attraction=attraction,
