@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from flowstate_local.baselines.base import Answer
-from flowstate_local.bench.memory_arena.judge import Judge, Verdict, equivalence_prompt
+from flowstate_local.bench.memory_arena.judge import Judge, Verdict, equivalence_prompt, spent
 from flowstate_local.bench.memory_arena.load import Subject, formal_rows
 from flowstate_local.bench.memory_arena.metrics import Trials, at, depth_figures, mean, mean_figure
 from flowstate_local.bench.memory_arena.rows import FormalRow
@@ -79,7 +79,9 @@ class Formal:
         if self.judge is not None:
             subtasks = await asyncio.gather(*(self._with_verdict(one, again) for one in subtasks))
             label = f"{self.judge.label}{', sees the question' if self.judge_sees_question else ''}"
-        return Played(formal_scores(subtasks), (), {**detail, "subtasks": subtasks, "judge": label})
+        tokens = spent(one["verdict"] for one in subtasks if one.get("verdict"))
+        found = {**detail, "subtasks": subtasks, "judge": label, "judge_tokens": tokens}
+        return Played(formal_scores(subtasks), (), found)
 
     async def _with_verdict(self, subtask: Mapping[str, Any], again: bool) -> dict[str, Any]:
         known = subtask.get("verdict") or {}

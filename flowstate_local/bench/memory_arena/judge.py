@@ -3,8 +3,8 @@
 import asyncio
 import logging
 import re
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal, Protocol
 
 import httpx
@@ -34,6 +34,12 @@ class Verdict:
     def dump(self) -> dict[str, Any]:
         """As JSON."""
         return asdict(self)
+
+
+def spent(verdicts: Iterable[Mapping[str, Any]]) -> dict[str, int]:
+    """Tokens of dumped verdicts, failed attempts included."""
+    known = list(verdicts)
+    return {name: sum(one[name] for one in known) for name in ("prompt_tokens", "generated_tokens")}
 
 
 class Judge(Protocol):
@@ -102,13 +108,15 @@ class ServerJudge:
 
     async def ask(self, prompt: str) -> Verdict:
         """See `Judge.ask`."""
-        verdict = Verdict(None)
+        asked: list[Verdict] = []
         async with self._places:
-            for _ in range(TRIES):
-                verdict = await self._once(prompt)
-                if verdict.yes is not None:
-                    break
-        return verdict
+            while len(asked) < TRIES and not (asked and asked[-1].yes is not None):
+                asked.append(await self._once(prompt))
+        return replace(
+            asked[-1],
+            prompt_tokens=sum(one.prompt_tokens for one in asked),
+            generated_tokens=sum(one.generated_tokens for one in asked),
+        )
 
     async def close(self) -> None:
         """Give back the connection."""
@@ -144,7 +152,7 @@ class ServerJudge:
 
 
 def read_verdict(text: str, parse: Parse) -> bool | None:
-    """Yes, no, or None for a text that says neither; blank ones never say anything."""
+    """Yes, no, or None for a text that says neither. A blank one is no verdict; officially it counts as no."""
     if not text.strip():
         return None
     if parse == "substring":

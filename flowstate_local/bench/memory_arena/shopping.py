@@ -9,7 +9,7 @@ from typing import Any
 
 from flowstate_local.baselines.base import Answer, Method
 from flowstate_local.bench.memory_arena.catalogue import Catalogue, Product
-from flowstate_local.bench.memory_arena.judge import Judge, attribute_prompt
+from flowstate_local.bench.memory_arena.judge import Judge, attribute_prompt, spent
 from flowstate_local.bench.memory_arena.load import shopping_rows
 from flowstate_local.bench.memory_arena.metrics import Trials, at, depth_figures, mean, mean_figure
 from flowstate_local.bench.memory_arena.reward import has_attribute, reward
@@ -129,7 +129,9 @@ class Shopping:
         if self.judge is not None:
             steps = await asyncio.gather(*(_with_verdicts(step, self.judge, again) for step in steps))
             label = self.judge.label
-        return Played(shopping_scores(steps), (), {**detail, "steps": steps, "judge": label})
+        verdicts = [verdict for step in steps for verdict in (step.get("verdicts") or {}).values()]
+        found = {**detail, "steps": steps, "judge": label, "judge_tokens": spent(verdicts)}
+        return Played(shopping_scores(steps), (), found)
 
     def figures(self, played: Trials) -> list[Figure]:
         """See `Suite.figures`. What is published as PS may be any of `ps_exact`, `ps_reward`, `ps_reward_nollm`."""
@@ -177,7 +179,7 @@ def _reward(step: Mapping[str, Any], *, judged: bool) -> float | None:
         return reward(bought, target, [has_attribute(bought.name, one) for one in attributes])
     verdicts = step.get("verdicts") or {}
     has = [(verdicts.get(one) or {}).get("yes") for one in attributes]
-    return None if None in has else reward(bought, target, has)
+    return None if None in has else reward(bought, target, list(map(bool, has)))
 
 
 async def _with_verdicts(step: Mapping[str, Any], judge: Judge, again: bool) -> dict[str, Any]:
