@@ -5,6 +5,7 @@ the folder isn't there. Everything else runs on made-up rows.
 """
 
 import hashlib
+import itertools
 import json
 import os
 import shutil
@@ -41,7 +42,7 @@ from flowstate_local.bench.memory_arena.travel_tools import Desk, travel_tools
 from flowstate_local.bench.suite import Figure, Seat
 from flowstate_local.completion import Sampling
 from flowstate_local.errors import UsageError
-from flowstate_local.protocol import ToolCall
+from flowstate_local.protocol import StepOutput, ToolCall
 from flowstate_local.stores.memory import MemoryStore
 from flowstate_local.testing import ScriptedEngine, step
 from flowstate_local.tools import Toolbox
@@ -62,14 +63,14 @@ needs_data = pytest.mark.skipif(not DATABASE.is_dir(), reason=f"no MemoryArena d
 # --- made-up data -------------------------------------------------------------------------------------------------
 
 
-def day(number: int, **slots: str) -> dict[str, Any]:
+def day(number: int, **slots: Any) -> dict[str, Any]:
     return {"days": number, "current_city": "Lund", **dict.fromkeys(SLOTS, "-"), **slots}
 
 
 BASE = [day(1, dinner="Old Mill, Lund"), day(2, lunch="Harbour Inn, Lund", accommodation="Quiet Loft, Lund")]
 ANN = [day(1, dinner="Blue Door, Lund"), BASE[1]]
 BOB = [BASE[0], day(2, lunch="Zorba, Lund", accommodation="Quiet Loft, Lund")]
-TRAVEL = {
+TRAVEL: dict[str, Any] = {
     "id": 7,
     "base_person": {"name": "Eve", "query": "I am Eve.\nTwo days in Lund.", "daily_plans": BASE},
     "questions": [
@@ -79,14 +80,14 @@ TRAVEL = {
     ],
     "answers": [ANN, BOB, BASE],
 }
-FORMAL = {
+FORMAL: dict[str, Any] = {
     "id": 0,
     "paper_name": "0000.0001",
     "questions": ["What is a?", "What is 2a?"],
     "answers": ["a = 3", "2a = 6"],
     "backgrounds": ["Let a be three.", ""],
 }
-SHOPPING = {
+SHOPPING: dict[str, Any] = {
     "id": 0,
     "category": "baking_item_0",
     "questions": ["Product 1:\nA cake mix.", "Product 2:\nA frosting."],
@@ -95,7 +96,7 @@ SHOPPING = {
         {"target_asin": "B2", "attributes": ["white"]},
     ],
 }
-PRODUCTS = [
+PRODUCTS: list[dict[str, Any]] = [
     {
         "asin": "B1",
         "name": "Vanilla Cake Mix, gluten free",
@@ -291,16 +292,40 @@ async def test_an_agent_under_the_grammar_can_plan_by_tool_and_by_text(sample: T
 
 
 @needs_data
-async def test_flowstate_takes_the_same_seat(sample: Travel) -> None:
+async def test_flowstate_takes_the_same_seat_and_keeps_the_plans_as_raw_results(sample: Travel) -> None:
     row = sample.rows["1"]
-    plans = [plan_text(name, plan) for name, plan in zip(row.names, row.answers, strict=True)]
+
+    def script() -> Iterator[StepOutput]:
+        yield step(calls=[("first_plan", {})])
+        yield step(delta=[noted("t1", "The plan of the first traveller")], message="Noted.")
+        n_results = 1
+        for k, plan in enumerate(row.answers, start=2):
+            for one in plan:
+                fresh = [noted(f"t{n_results}", f"Day {one.days - 1} of plan {k}")] if one.days > 1 else []
+                slots = {slot: one.slot(slot) for slot in SLOTS}
+                yield step(delta=fresh, calls=[("plan_day", {"day": one.days, **slots})])
+                n_results += 1
+            yield step(delta=[noted(f"t{n_results}", f"The plan {k}")], message="Planned.")
+
+    numbers = itertools.count(1)
+
+    def noted(evidence: str, summary: str) -> dict[str, Any]:
+        node_id = f"n{next(numbers)}"
+        return {"type": "knowledge", "id": node_id, "refs": [], "evidence": [evidence], "summary": summary}
+
+    engine = ScriptedEngine(script(), context_window=200_000)
 
     def sit(toolbox: Toolbox, instructions: str) -> Method:
-        engine = ScriptedEngine((step(message=text) for text in ["Noted.", *plans]), context_window=200_000)
         budget = Budget(sampling=Sampling(max_tokens=20_000))
         return FlowState(Setting(engine, toolbox, budget, instructions), MemoryStore())
 
-    assert (await sample.play("1", sit, seed=0)).scores["PS"] == 1.0
+    suite = Travel(SAMPLES, DATABASE, plan_by_tool=True)
+    played = await suite.play("1", sit, seed=0)
+    assert played.scores["PS"] == 1.0
+    assert [answer.outcome for answer in played.answers] == ["replied"] * 9
+    assert "=== Jennifer's Plan ===" not in engine.prompts[0]
+    assert "=== Jennifer's Plan ===" in engine.prompts[1]
+    assert "=== Eric's Plan ===" in engine.prompts[5]
 
 
 @needs_data
@@ -351,7 +376,7 @@ def test_both_layouts_are_read(tmp_path: Path) -> None:
         ({"answers": [ANN]}, "row 7: .*answers has 1 entries for 3 questions"),
         ({"answers": [ANN, BOB, [{"days": "one"}]]}, r"row 7: field answers\.2\.0\.days"),
         ({"answers": [ANN, BOB, [day(0)]]}, r"row 7: field answers\.2\.0\.days"),
-        ({"answers": [ANN, BOB, [day(1, lunch=None)]]}, r"row 7: field answers\.2\.0\.lunch"),  # type: ignore[arg-type]
+        ({"answers": [ANN, BOB, [day(1, lunch=None)]]}, r"row 7: field answers\.2\.0\.lunch"),
         ({"base_person": None}, "row 7: field base_person"),
         ({"questions": ["I am Ann.", "Hello.", "I am Cy."]}, "row 7: .*questions.1 doesn't begin"),
         ({"id": "x"}, "row 'x': field id"),
@@ -382,7 +407,7 @@ def test_two_rows_of_one_id_are_refused(tmp_path: Path) -> None:
 def test_backgrounds_and_attributes_are_checked_too(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="row 0: .*backgrounds has 1"):
         load.formal_rows(write(tmp_path, "formal_reasoning_phys", {**FORMAL, "backgrounds": [""]}), "phys")
-    broken = {**SHOPPING, "answers": [{"target_asin": "B1"}, SHOPPING["answers"][1]]}  # type: ignore[index]
+    broken = {**SHOPPING, "answers": [{"target_asin": "B1"}, SHOPPING["answers"][1]]}
     with pytest.raises(UsageError, match=r"row 0: field answers\.0\.attributes"):
         load.shopping_rows(write(tmp_path, "bundled_shopping", broken))
 
@@ -543,6 +568,18 @@ async def test_a_method_sees_questions_and_the_settled_plan_and_no_truth(travel:
     assert asked == [base_request(row), *row.questions, "closed"]
     assert parse_plan(asked[0], "Eve") == row.base
     assert "Zorba" not in asked[0]
+
+
+async def test_the_first_plan_can_be_read_with_a_tool_and_only_then(tmp_path: Path, database: Path) -> None:
+    suite = Travel(write(tmp_path / "data", "group_travel_planner", TRAVEL), database, plan_by_tool=True)
+    asked: list[str] = []
+    call = ToolCall(name="first_plan", arguments={})
+    await suite.play("7", seat_of([call, call, "", ""], asked), seed=0)
+    assert "Old Mill" not in asked[0]
+    assert parse_plan(asked[1], "Eve") == suite.rows["7"].base
+    assert asked[3] == "the plan was shown in the first request"
+    copy = await suite.play("7", copy_base, seed=0)
+    assert copy.scores["PS"] == 1 / 3
 
 
 async def test_the_method_is_closed_when_it_fails(travel: Travel) -> None:
@@ -787,7 +824,7 @@ def test_rewards_by_the_formula() -> None:
 
 
 async def test_a_target_out_of_the_catalogue_is_reported_and_not_rewarded(tmp_path: Path) -> None:
-    row = {**SHOPPING, "answers": [{"target_asin": "B9", "attributes": ["x"]}, SHOPPING["answers"][1]]}  # type: ignore[index]
+    row = {**SHOPPING, "answers": [{"target_asin": "B9", "attributes": ["x"]}, SHOPPING["answers"][1]]}
     suite = Shopping(write(tmp_path, "bundled_shopping", row), catalogue())
     assert "1 of 2 targets aren't in the catalogue" in suite.remarks
     played = await suite.play("0", buys("B1", "B2"), seed=0)
@@ -798,8 +835,8 @@ async def test_leaks_are_off_and_labelled_when_on(tmp_path: Path) -> None:
     asked: list[str] = []
     calls = [ToolCall(name="buy", arguments={"asin": asin}) for asin in ("B3", "B2")]
     await shopping(tmp_path).play("0", seat_of(calls, asked), seed=0)
-    assert asked[0] == SHOPPING["questions"][0]  # type: ignore[index]
-    assert asked[2] == SHOPPING["questions"][1]  # type: ignore[index]
+    assert asked[0] == SHOPPING["questions"][0]
+    assert asked[2] == SHOPPING["questions"][1]
     assert not any("truth" in text for text in asked)
     leaky = shopping(tmp_path, leak_history=True, leak_feedback=True)
     asked.clear()

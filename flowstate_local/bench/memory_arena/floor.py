@@ -4,7 +4,7 @@ import json
 
 from flowstate_local.baselines.base import Answer, Method
 from flowstate_local.bench.memory_arena.plan import SLOTS, Plan, parse_plan
-from flowstate_local.bench.memory_arena.travel_tools import PLAN_DAY
+from flowstate_local.bench.memory_arena.travel_tools import FIRST_PLAN, PLAN_DAY
 from flowstate_local.protocol import ToolCall
 from flowstate_local.tools import Toolbox
 
@@ -30,6 +30,8 @@ class CopyBase:
     async def ask(self, text: str, *, date: str | None = None) -> Answer:
         """See `Method.ask`."""
         if not self._base:
+            if self._toolbox.get(FIRST_PLAN):
+                text = await must_run(self._toolbox, ToolCall(name=FIRST_PLAN, arguments={}))
             headline = next((line for line in text.splitlines() if line.startswith("===")), "")
             self._base = parse_plan(text, headline.strip("= ").removesuffix("'s Plan"))
         else:
@@ -47,11 +49,12 @@ async def submit_plan(toolbox: Toolbox, plan: Plan) -> None:
         await must_run(toolbox, ToolCall(name=PLAN_DAY, arguments=arguments))
 
 
-async def must_run(toolbox: Toolbox, call: ToolCall) -> None:
-    """Run a call that can't fail. Raises AssertionError if it does."""
+async def must_run(toolbox: Toolbox, call: ToolCall) -> str:
+    """Run a call that can't fail; its result. Raises AssertionError if it does."""
     result = await toolbox.run(call)
     if result.failure is not None:
         raise AssertionError(f"{json.dumps(call.arguments)}: {result.failure.message}")
+    return result.raw.decode()
 
 
 def do_nothing(toolbox: Toolbox, instructions: str) -> Method:

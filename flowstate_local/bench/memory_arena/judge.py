@@ -45,8 +45,9 @@ def spent(verdicts: Iterable[Mapping[str, Any]]) -> dict[str, int]:
 class Judge(Protocol):
     """Answers yes-or-no questions."""
 
-    label: str
-    """Which judge, and how it was asked; stands beside every figure that rests on it."""
+    @property
+    def label(self) -> str:
+        """Which judge, and how it was asked; stands beside every figure that rests on it."""
 
     async def ask(self, prompt: str) -> Verdict:
         """Put a question. Never raises for a server that fails: that is a verdict without an answer."""

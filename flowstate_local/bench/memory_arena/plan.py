@@ -49,9 +49,9 @@ def plan_text(name: str, plan: Plan) -> str:
     lines = [f"=== {name}'s Plan ==="]
     for day in plan:
         lines.append(f"Day {day.days}:")
-        lines += [
-            f"{slot.replace('_', ' ').capitalize()}: {day.slot(slot)}" for slot in ("current_city", *SLOTS)
-        ]
+        if day.slot("current_city") != EMPTY:
+            lines.append(f"Current City: {day.slot('current_city')}")
+        lines += [f"{slot.capitalize()}: {day.slot(slot)}" for slot in SLOTS]
     return "\n".join(lines)
 
 

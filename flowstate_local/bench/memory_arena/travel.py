@@ -15,7 +15,7 @@ from flowstate_local.bench.memory_arena.travel_score import (
     score_group,
     score_person,
 )
-from flowstate_local.bench.memory_arena.travel_tools import Desk, travel_tools
+from flowstate_local.bench.memory_arena.travel_tools import FIRST_PLAN, Desk, travel_tools
 from flowstate_local.bench.suite import Figure, Played, Seat
 from flowstate_local.errors import UsageError
 
@@ -37,11 +37,14 @@ class Travel:
     name = "memory_arena_travel"
     primary = "sPS"
 
-    def __init__(self, folder: Path, tables: Path, *, strict_missing: bool = True) -> None:
+    def __init__(
+        self, folder: Path, tables: Path, *, strict_missing: bool = True, plan_by_tool: bool = False
+    ) -> None:
         loaded = travel_rows(folder)
         self.rows: Mapping[str, TravelRow] = loaded.rows
         self.remarks = loaded.remarks
         self.strict_missing = strict_missing
+        self.plan_by_tool = plan_by_tool
         self._tables = Tables.open(tables)
 
     def task_ids(self) -> list[str]:
@@ -52,9 +55,10 @@ class Travel:
         """See `Suite.play`. Nothing is left to chance here, so `seed` isn't used."""
         row = _row(self.rows, task_id)
         desk = Desk(n_days=max(day.days for day in row.base))
-        method = seat(travel_tools(desk, self._tables), INSTRUCTIONS)
+        first = base_plan(row) if self.plan_by_tool else ""
+        method = seat(travel_tools(desk, self._tables, first), INSTRUCTIONS)
         try:
-            answers = [await method.ask(base_request(row))]
+            answers = [await method.ask(base_request(row, by_tool=self.plan_by_tool))]
             plans: list[Plan] = []
             for name, question in zip(row.names, row.questions, strict=True):
                 answers.append(answer := await _ask(method, desk, name, question))
@@ -80,7 +84,8 @@ class Travel:
         """See `Suite.figures`. PS is over travellers, SR over groups, sPS over groups."""
         depths = {task: len(_row(self.rows, task).questions) for task in played}
         missing = "without a plan = failed" if self.strict_missing else "without a plan = not counted"
-        note = "; ".join((missing, *self.remarks))
+        given = "the first plan is read with a tool" if self.plan_by_tool else "the first plan is told"
+        note = "; ".join((missing, given, *self.remarks))
         passed, n = mean(one for row in outcomes(played, depths) for one in row)
         return [
             mean_figure(played, "sPS", note=note),
@@ -103,10 +108,15 @@ class Travel:
         ]
 
 
-def base_request(row: TravelRow) -> str:
-    """The first request: what the first traveller wanted, and the plan that was made."""
-    person = row.base_person
-    return f"{person.query.strip()}\n\nThis is settled:\n{plan_text(person.name, row.base)}"
+def base_plan(row: TravelRow) -> str:
+    """The settled plan in its text form."""
+    return plan_text(row.base_person.name, row.base)
+
+
+def base_request(row: TravelRow, *, by_tool: bool = False) -> str:
+    """The first request: what the first traveller wanted, and the plan that was made, or where to read it."""
+    plan = f"Read it with {FIRST_PLAN}, now." if by_tool else base_plan(row)
+    return f"{row.base_person.query.strip()}\n\nThis is settled:\n{plan}"
 
 
 async def _ask(method: Method, desk: Desk, name: str, question: str) -> Answer:

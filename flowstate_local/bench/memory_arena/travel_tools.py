@@ -6,13 +6,14 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from flowstate_local.bench.memory_arena.plan import EMPTY, Day, Plan
+from flowstate_local.bench.memory_arena.plan import EMPTY, Day, Plan, plan_text
 from flowstate_local.bench.memory_arena.tables import Record, Tables
 from flowstate_local.calculator import evaluate
 from flowstate_local.errors import ToolError
 from flowstate_local.tools import Tool, Toolbox, tool
 
 PLAN_DAY = "plan_day"
+FIRST_PLAN = "first_plan"
 
 _KM = re.compile(r"([\d,]+) km")
 _COST_PER_KM = {"driving": 0.05, "taxi": 1.0}
@@ -47,8 +48,11 @@ class Desk:
             )
         self._days[day.days] = day
         left = [str(number) for number in range(1, self.n_days + 1) if number not in self._days]
-        rest = f"Days without a plan: {', '.join(left)}." if left else "Every day is planned."
-        return f"Day {day.days} of {self.name} is planned. {rest}"
+        done = f"Day {day.days} of {self.name} is planned."
+        if left:
+            return f"{done} Days without a plan: {', '.join(left)}."
+        # The whole plan in one result: what a memory keeps of it should be what the traveller has.
+        return f"{done} Every day is planned:\n{plan_text(self.name, self.plan)}"
 
     @property
     def plan(self) -> Plan:
@@ -56,15 +60,22 @@ class Desk:
         return tuple(day for _, day in sorted(self._days.items()))
 
 
-def travel_tools(desk: Desk, tables: Tables) -> Toolbox:
-    """The tools of one group."""
+def travel_tools(desk: Desk, tables: Tables, first_plan: str = "") -> Toolbox:
+    """The tools of one group.
+
+    Args:
+        desk: where plans are put.
+        tables: what is looked up.
+        first_plan: the settled plan, to be read by a tool while nothing is to be planned; "" for no such tool.
+    """
 
     @tool(name="calculate", idempotent=True)
     def compute(expression: str) -> str:
         """Calculate or compare, such as 160 * 1.2 < 200."""
         return evaluate(expression)
 
-    return Toolbox([*_look_ups(tables), *_ways(tables), _plan_day(desk), compute])
+    more = [_first_plan(desk, first_plan)] if first_plan else []
+    return Toolbox([*_look_ups(tables), *_ways(tables), _plan_day(desk), *more, compute])
 
 
 def _look_ups(tables: Tables) -> list[Tool]:
@@ -158,6 +169,17 @@ def _plan_day(desk: Desk) -> Tool:
         )
 
     return plan_day
+
+
+def _first_plan(desk: Desk, text: str) -> Tool:
+    @tool(name=FIRST_PLAN, idempotent=True)
+    def first_plan() -> str:
+        """The settled plan of the first traveller. It is shown in the first request only."""
+        if desk.name:
+            raise ToolError("the plan was shown in the first request", kind="shown_before")
+        return text
+
+    return first_plan
 
 
 def _listed(what: str, city: str, table: dict[str, list[Record]], columns: tuple[str, ...]) -> str:
