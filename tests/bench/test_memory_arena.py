@@ -299,13 +299,17 @@ async def test_flowstate_takes_the_same_seat_and_keeps_the_plans_as_raw_results(
         yield step(calls=[("first_plan", {})])
         yield step(delta=[noted("t1", "The plan of the first traveller")], message="Noted.")
         n_results = 1
-        for k, plan in enumerate(row.answers, start=2):
+        for name, plan in zip(row.names, row.answers, strict=True):
             for one in plan:
-                fresh = [noted(f"t{n_results}", f"Day {one.days - 1} of plan {k}")] if one.days > 1 else []
+                fresh = (
+                    [noted(f"t{n_results}", f"{name}, {'first' if one.days == 2 else 'next'} day")]
+                    if one.days > 1
+                    else []
+                )
                 slots = {slot: one.slot(slot) for slot in SLOTS}
                 yield step(delta=fresh, calls=[("plan_day", {"day": one.days, **slots})])
                 n_results += 1
-            yield step(delta=[noted(f"t{n_results}", f"The plan {k}")], message="Planned.")
+            yield step(delta=[noted(f"t{n_results}", f"The plan of {name}")], message="Planned.")
 
     numbers = itertools.count(1)
 
