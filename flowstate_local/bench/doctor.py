@@ -1,13 +1,14 @@
 """What the benchmarks need from outside."""
 
+from collections.abc import Callable
 from pathlib import Path
 
-from flowstate_local.bench.memory_arena.formal import FormalSettings
-from flowstate_local.bench.memory_arena.rows import HASHES
-from flowstate_local.bench.memory_arena.travel import TravelSettings
-from flowstate_local.bench.memory_arena.travel_tools import FILES, HINT
+from flowstate_local.bench.memory_arena import load
+from flowstate_local.bench.memory_arena.tables import Tables
+from flowstate_local.bench.suites import FormalSettings, TravelSettings
 from flowstate_local.bench.tau3 import doctor as tau3
 from flowstate_local.doctor import Check
+from flowstate_local.errors import UsageError
 
 
 def examine() -> list[Check]:
@@ -16,19 +17,26 @@ def examine() -> list[Check]:
 
 
 def _memory_arena() -> list[Check]:
-    """The official files and the tables, in the folders where they are looked for unless --set says otherwise."""
+    """The files in the folders where they are looked for unless --set says otherwise."""
     folder, tables = Path(FormalSettings().folder), Path(TravelSettings().tables)
-    checks = []
-    for config in HASHES:
-        there = any(p.is_file() for p in (folder / config / "data.jsonl", folder / f"{config}.jsonl"))
-        remedy = (
-            f"hf download ZexueHe/memoryarena --repo-type dataset --local-dir {folder}; or --set folder=DIR"
-        )
-        found = f"in {folder}" if there else f"not in {folder}"
-        checks.append(
-            Check(f"memory_arena {config}", "ok" if there else "warn", found, "" if there else remedy)
-        )
-    missing = [name for name in FILES.values() if not (tables / name).is_file()]
-    found = f"{missing[0]} is not in {tables}" if missing else f"in {tables}"
-    checks.append(Check("memory_arena tables", "warn" if missing else "ok", found, HINT if missing else ""))
-    return checks
+    looks: dict[str, Callable[[], tuple[str, ...]]] = {
+        "travel": lambda: load.travel_rows(folder).remarks,
+        "math": lambda: load.formal_rows(folder, "math").remarks,
+        "phys": lambda: load.formal_rows(folder, "phys").remarks,
+        "shopping": lambda: load.shopping_rows(folder).remarks,
+        "tables": lambda: _readable(tables),
+    }
+    return [_look(f"memory_arena {name}", look) for name, look in looks.items()]
+
+
+def _readable(tables: Path) -> tuple[str, ...]:
+    Tables.open(tables)
+    return ()
+
+
+def _look(name: str, look: Callable[[], tuple[str, ...]]) -> Check:
+    try:
+        remarks = look()
+    except UsageError as error:
+        return Check(name, "warn", str(error), f"{error.hint} Or name another place with --set.")
+    return Check(name, "warn" if remarks else "ok", "; ".join(remarks) or "there, and as published")

@@ -4,14 +4,18 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from pathlib import Path
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from flowstate_local.bench.dependence.suite import Dependence, DependenceSettings
-from flowstate_local.bench.memory_arena.formal import Formal, FormalSettings
-from flowstate_local.bench.memory_arena.shopping import Shopping, ShoppingSettings
-from flowstate_local.bench.memory_arena.travel import Travel, TravelSettings
+from flowstate_local.bench.memory_arena.catalogue import Catalogue
+from flowstate_local.bench.memory_arena.formal import Formal
+from flowstate_local.bench.memory_arena.judge import ServerJudge
+from flowstate_local.bench.memory_arena.load import Subject
+from flowstate_local.bench.memory_arena.shopping import Shopping
+from flowstate_local.bench.memory_arena.travel import Travel
 from flowstate_local.bench.suite import Suite
 from flowstate_local.bench.tau3.dataset import Domain
 from flowstate_local.bench.tau3.server import Server
@@ -57,13 +61,93 @@ class Tau3Settings(BaseModel):
     max_errors: int = Field(10, ge=1)
 
 
+class _ArenaSettings(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    folder: str = "memoryarena"
+    """Of the official files."""
+
+
+class TravelSettings(_ArenaSettings):
+    """What may be set of MemoryArena's group travel."""
+
+    tables: str = "travel_planner_database"
+    """Folder of TravelPlanner's tables."""
+    strict_missing: bool = True
+    """Whether a traveller without a plan counts as failed; officially nobody counts them."""
+    plan_by_tool: bool = False
+    """Whether the first plan comes as a raw result instead of in the first request."""
+
+
+class _JudgedSettings(_ArenaSettings):
+    judge_url: str = ""
+    """Of an OpenAI-compatible server; without one `flowstate bench judge` can ask later."""
+    judge_model: str = ""
+    judge_parse: Literal["substring", "exact"] = "substring"
+    """How the judge's words are read; substring is official."""
+
+    def judge(self) -> ServerJudge | None:
+        """Who judges, if somebody does."""
+        if not self.judge_url:
+            return None
+        key = os.environ.get(API_KEY, "EMPTY")
+        return ServerJudge(self.judge_url, self.judge_model, api_key=key, parse=self.judge_parse)
+
+
+class FormalSettings(_JudgedSettings):
+    """What may be set of MemoryArena's formal reasoning."""
+
+    judge_sees_question: bool = False
+    """Off is official."""
+
+
+class ShoppingSettings(_JudgedSettings):
+    """What may be set of MemoryArena's shopping."""
+
+    products: str = "items.json"
+    """File of the catalogue."""
+    per_category: int | None = Field(None, ge=1)
+    """Only the first so many bundles of each category; 10 is the official default."""
+    leak_history: bool = False
+    leak_feedback: bool = False
+    """Leaks of the truth, officially off; they stand in the name of the suite when on."""
+
+
+def _travel(settings: TravelSettings) -> Suite:
+    return Travel(
+        Path(settings.folder),
+        Path(settings.tables),
+        strict_missing=settings.strict_missing,
+        plan_by_tool=settings.plan_by_tool,
+    )
+
+
+def _formal(subject: Subject, settings: FormalSettings) -> Suite:
+    return Formal(
+        Path(settings.folder),
+        subject,
+        judge=settings.judge(),
+        judge_sees_question=settings.judge_sees_question,
+    )
+
+
+def _shopping(settings: ShoppingSettings) -> Suite:
+    return Shopping(
+        Path(settings.folder),
+        Catalogue.open(Path(settings.products)),
+        judge=settings.judge(),
+        per_category=settings.per_category,
+        leak_history=settings.leak_history,
+        leak_feedback=settings.leak_feedback,
+    )
+
+
 def _tau3(domain: Domain) -> Callable[[Tau3Settings], Suite]:
     def make(settings: Tau3Settings) -> Suite:
         key = os.environ.get(API_KEY, "EMPTY")
         user = Server(settings.user_url, settings.user_model, key, settings.user_temperature)
         judge = Server(settings.judge_url, settings.judge_model, key) if settings.judge_url else None
         suite = Tau3(domain, user=user, judge=judge, limits=Limits(settings.max_steps, settings.max_errors))
-        suite.settings = settings.model_dump()
         return suite
 
     return make
@@ -84,23 +168,23 @@ SUITES: dict[str, SuiteInfo] = {
     "memory_arena_travel": SuiteInfo(
         "MemoryArena group travel, 270 groups, no judge",
         TravelSettings,
-        Travel,
+        _travel,
         needs=f"{ARENA}; TravelPlanner's tables",
     ),
     "memory_arena_math": SuiteInfo(
         "MemoryArena mathematics, 40 papers",
         FormalSettings,
-        partial(Formal, "math"),
+        partial(_formal, "math"),
         needs=f"{ARENA}; a judge",
     ),
-    "memory_arena_physics": SuiteInfo(
+    "memory_arena_phys": SuiteInfo(
         "MemoryArena physics, 20 papers",
         FormalSettings,
-        partial(Formal, "physics"),
+        partial(_formal, "phys"),
         needs=f"{ARENA}; a judge",
     ),
     "memory_arena_shopping": SuiteInfo(
-        "MemoryArena shopping, 150 bundles", ShoppingSettings, Shopping, needs=f"{ARENA}; a product file"
+        "MemoryArena shopping, 150 bundles", ShoppingSettings, _shopping, needs=f"{ARENA}; a product file"
     ),
 }
 
@@ -114,9 +198,12 @@ def make_suite(name: str, settings: Mapping[str, Any]) -> Suite:
     if name not in SUITES:
         raise UsageError(f"unknown suite {name!r}", hint=f"Suites: {', '.join(SUITES)}.")
     try:
-        return SUITES[name].make(SUITES[name].settings.model_validate(dict(settings)))
+        chosen = SUITES[name].settings.model_validate(dict(settings))
     except ValidationError as error:
         fault = error.errors()[0]
         field = ".".join(map(str, fault["loc"]))
         known = ", ".join(SUITES[name].settings.model_fields)
         raise UsageError(f"setting {field!r} of {name}: {fault['msg']}", hint=f"Settings: {known}.") from None
+    suite = SUITES[name].make(chosen)
+    suite.settings = chosen.model_dump()
+    return suite

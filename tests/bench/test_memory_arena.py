@@ -49,15 +49,10 @@ from flowstate_local.tools import Toolbox
 
 pytestmark = pytest.mark.anyio
 
-ROOT = Path(__file__).resolve().parents[2]
-PLACES = (ROOT / "shared", ROOT.parent / "shared")
-DATA = Path(
-    os.environ.get("MEMORY_ARENA_DATA")
-    or next((p for place in PLACES if (p := place / "data/memoryarena").is_dir()), PLACES[0])
-)
+DATA = Path(os.environ.get("MEMORY_ARENA_DATA", "not there"))
 """Holds `samples_transcribed/` and `travel_planner_database/`."""
 SAMPLES, DATABASE = DATA / "samples_transcribed", DATA / "travel_planner_database"
-needs_data = pytest.mark.skipif(not DATABASE.is_dir(), reason=f"no MemoryArena data in {DATA}")
+needs_data = pytest.mark.skipif(not DATABASE.is_dir(), reason="MEMORY_ARENA_DATA isn't set")
 
 
 # --- made-up data -------------------------------------------------------------------------------------------------

@@ -45,6 +45,7 @@ class Formal:
         self.name = f"memory_arena_{subject}"
         self.rows: Mapping[str, FormalRow] = loaded.rows
         self.remarks = loaded.remarks
+        self.settings: Mapping[str, Any] = {}
         self.judge = judge
         self.judge_sees_question = judge_sees_question
 
@@ -63,6 +64,13 @@ class Formal:
         detail = {"id": row.id, "paper_name": row.paper_name, "subtasks": _subtasks(row, answers)}
         judged = await self.judged(detail)
         return Played(judged.scores, tuple(answers), judged.detail)
+
+    async def second_pass(
+        self, task_id: str, scores: Mapping[str, float | None], detail: Mapping[str, Any]
+    ) -> tuple[Mapping[str, float | None], Mapping[str, Any]]:
+        """Scores and detail with the judge's verdicts; see `judged`."""
+        played = await self.judged(detail)
+        return played.scores, played.detail
 
     async def judged(self, detail: Mapping[str, Any], *, again: bool = False) -> Played:
         """The second pass: judge what was stored of a task. Without a judge only the scores are worked out.

@@ -66,6 +66,7 @@ class Shopping:
         self.name = "_".join(("memory_arena_shopping", *(f"LEAK_{leak}" for leak in self.leaks)))
         self.remarks = (*loaded.remarks, *_coverage(self.rows, catalogue))
         self.catalogue = catalogue
+        self.settings: Mapping[str, Any] = {}
         self.judge = judge
 
     def task_ids(self) -> list[str]:
@@ -113,6 +114,13 @@ class Shopping:
             "bought": asdict(bought) if bought else None,
             "outcome": answer.outcome,
         }
+
+    async def second_pass(
+        self, task_id: str, scores: Mapping[str, float | None], detail: Mapping[str, Any]
+    ) -> tuple[Mapping[str, float | None], Mapping[str, Any]]:
+        """Scores and detail with the judge's verdicts; see `judged`."""
+        played = await self.judged(detail)
+        return played.scores, played.detail
 
     async def judged(self, detail: Mapping[str, Any], *, again: bool = False) -> Played:
         """The second pass: judge the attributes of what was bought, as stored. Without a judge only the scores are new.

@@ -43,6 +43,7 @@ class Travel:
         loaded = travel_rows(folder)
         self.rows: Mapping[str, TravelRow] = loaded.rows
         self.remarks = loaded.remarks
+        self.settings: Mapping[str, Any] = {}
         self.strict_missing = strict_missing
         self.plan_by_tool = plan_by_tool
         self._tables = Tables.open(tables)
