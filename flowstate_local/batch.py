@@ -353,7 +353,13 @@ class _Batch:
                 given_up = await Agent(self.engine, self.store).abandon(task.where)
                 if given_up is not None:
                     asked.append(("", self._record(task, given_up)))
-        await asyncio.to_thread(self._conclude, task, records, asked, error)
+        writing = asyncio.ensure_future(asyncio.to_thread(self._conclude, task, records, asked, error))
+        try:
+            await asyncio.shield(writing)
+        except asyncio.CancelledError:
+            # A thread can't be stopped; the files must not be closed while it writes.
+            await writing
+            raise
 
     async def _ask(
         self, agent: Agent, task: BatchTask, place: int, request: BatchRequest, asked: "_Asked"

@@ -117,10 +117,16 @@ def test_ctrl_c_keeps_what_is_done(tmp_path: Path) -> None:
     )
     episodes = tmp_path / "r" / "episodes.jsonl"
     deadline = time.monotonic() + 60
-    while time.monotonic() < deadline and not (episodes.exists() and episodes.read_bytes().count(b"\n") > 3):
-        time.sleep(0.05)
-    child.send_signal(signal.SIGINT)
-    _, said = child.communicate(timeout=60)
+    try:
+        while time.monotonic() < deadline and not (
+            episodes.exists() and episodes.read_bytes().count(b"\n") > 3
+        ):
+            time.sleep(0.05)
+        child.send_signal(signal.SIGINT)
+        _, said = child.communicate(timeout=60)
+    finally:
+        child.kill()
+        child.communicate()
     assert child.returncode == 130, said
     assert "the same command goes on" in said
     assert all(json.loads(line) for line in episodes.read_text().splitlines())
