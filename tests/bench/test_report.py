@@ -111,7 +111,7 @@ def test_the_page_holds_the_run_and_nothing_from_elsewhere(made: Callable[..., P
 def test_markdown_says_the_same_and_a_bar_in_a_name_breaks_no_table(made: Callable[..., Path]) -> None:
     text = document([load_run(made())])
     tables = [block.splitlines() for block in text.split("\n\n") if block.startswith("|")]
-    assert len(tables) == 5
+    assert len(tables) == 6
     for table in tables:
         assert len({line.replace("\\|", "").count("|") for line in table}) == 1, table
     assert "| flowstate | 1.000 |" in text

@@ -30,6 +30,7 @@ def _run(run: RunView, prices: Prices | None) -> list[str]:
     named = [
         ("Scores and cost", view.main_table(run)),
         ("Figures of the suite", view.figures_table(run)),
+        ("Prompt of a model call, as the episode goes on", view.growth_table(run)),
         ("Where the prompt tokens go", view.segments_table(run)),
         ("What the calls were for", view.causes_table(run)),
         ("Faults and refusals", view.faults_table(run)),

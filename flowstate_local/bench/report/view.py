@@ -35,6 +35,8 @@ SEGMENTS = (
     "observation",
 )
 """In the order of the prompt. Others follow."""
+N_COLUMNS = 5
+"""Of the table of growth, beside the first request."""
 CAUSES = ("step", "psa", "isu", "memory", "judge", "retry")
 
 
@@ -57,6 +59,8 @@ class RunView:
     @property
     def title(self) -> str:
         """Suite and model."""
+        if self.config.engine == "oracle":
+            return f"{self.config.suite} with perfect decisions, scripted by its oracle"
         return f"{self.config.suite} on {self.config.model}"
 
 
@@ -209,6 +213,17 @@ def cost_table(run: RunView, prices: Prices | None) -> tuple[list[str], list[lis
 def segments_table(run: RunView) -> tuple[list[str], list[list[str]]]:
     """Prompt tokens by segment."""
     return _parts_table(run, SEGMENTS, lambda account: account.segments, "segment")
+
+
+def growth_table(run: RunView) -> tuple[list[str], list[list[str]]]:
+    """Mean prompt of a model call, at some requests of an episode."""
+    last = max((max(row.account.by_request, default=1) for row in run.rows), default=1)
+    shown = sorted({1, *(round(last * part / N_COLUMNS) for part in range(1, N_COLUMNS + 1))} - {0})
+    body = []
+    for row in run.rows:
+        sizes = [row.account.prompt_per_call(number) for number in shown]
+        body.append([row.method, *(f"{size:,.0f}" if size is not None else "–" for size in sizes)])
+    return ["tokens a call in request", *map(str, shown)], body
 
 
 def causes_table(run: RunView) -> tuple[list[str], list[list[str]]]:
