@@ -223,6 +223,8 @@ def _audit(audit: Any) -> Table:
     table.add_column(justify="right")
     table.add_column(style="dim")
     for name, size in audit.segments.items():
+        if not size:
+            continue
         table.add_row(f"prompt: {name}", f"{size:,}", f"{size / audit.prompt_tokens:.0%}")
     table.add_row("[bold]prompt, all[/]", f"{audit.prompt_tokens:,}", f"{audit.steps} steps")
     computed = audit.prompt_tokens - audit.cached_tokens
