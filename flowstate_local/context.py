@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from flowstate_local import psa
 from flowstate_local.completion import Tokenizer
 from flowstate_local.events import Event, ModelReplied, Refusal, ToolFinished
-from flowstate_local.index import Index, folded_line, headed_line, node_line, request_line
+from flowstate_local.index import Index, folded_line, headed_line, is_long, node_line, request_line
 from flowstate_local.nodes import (
     NODE_ID,
     REQUEST_ID,
@@ -171,11 +171,16 @@ def opened_text(opened: str, state: ActiveState, reader: Reader, page_chars: int
         record = reader.request(RequestId(opened))
         head = request_line(record) if record else opened
         lines = [node_line(line) for line in reader.lines(RequestId(opened))]
+        asked = f"\nasked: {_beginning(record.text, page_chars)}" if record and is_long(record) else ""
         reply = f"\nreply: {record.message}" if record else ""
-        return "\n".join([f"opened {head}{reply}", *lines]) + "\n"
+        return "\n".join([f"opened {head}{asked}{reply}", *lines]) + "\n"
     return (
         "\n".join([f"opened {opened}:", *(folded_line(i, reader) for i in psa.inside(opened, reader))]) + "\n"
     )
+
+
+def _beginning(text: str, most: int) -> str:
+    return text if len(text) <= most else f"{text[:most]}... ({len(text) - most:,} more characters)"
 
 
 def node_text(node: Node) -> str:

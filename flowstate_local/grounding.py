@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from decimal import Decimal
 from difflib import SequenceMatcher
 
-from flowstate_local.nodes import NODE_ID, EvidenceId, Node, NodeId, is_raw
+from flowstate_local.nodes import NODE_ID, REQUEST_ID, EvidenceId, Node, NodeId, RequestId, is_raw
 from flowstate_local.repository import Reader
 from flowstate_local.state import ActiveState, first_page
 
@@ -76,6 +76,10 @@ def _read(node: Node, state: ActiveState, reader: Reader) -> Iterator[str]:
 
 
 def _opened(opened: str, reader: Reader) -> Iterator[str]:
+    if REQUEST_ID.match(opened):
+        asked = reader.request(RequestId(opened))
+        if asked is not None:
+            yield f"{asked.text} {asked.message}"
     if NODE_ID.match(opened):
         node = reader.node(NodeId(opened))
         if node is not None:

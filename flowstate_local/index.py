@@ -14,6 +14,7 @@ from flowstate_local.repository import Reader, RequestRecord
 FAN_OUT = 10
 """Lines that one folded line stands for."""
 GIST_CHARS = 60
+LONG_REQUEST_CHARS = 500
 
 
 @dataclass
@@ -49,14 +50,23 @@ def load(reader: Reader, *, floor: int, last_request: int) -> Index:
 
 
 def append(index: Index, record: RequestRecord, lines: Sequence[IndexLine]) -> None:
-    """Add one finished request at the end. A request that left no node leaves no line."""
-    if not lines:
+    """Add one finished request at the end. One that left no node leaves no line, unless much was said in it.
+
+    The id of a request is offered only then: opening a short one would just show the lines below again.
+    """
+    if not lines and not is_long(record):
         return
-    # The request's own id is not offered: opening it would only show the lines below again.
     index.lines.append(request_line(record))
+    if is_long(record):
+        index.ids[record.id] = None
     for line in lines:
         index.ids[line.id] = None
         index.lines.append(node_line(line))
+
+
+def is_long(record: RequestRecord) -> bool:
+    """Was more said in the request than its line and the summaries of its nodes can hold?"""
+    return len(record.text) > LONG_REQUEST_CHARS
 
 
 def cover(floor: int) -> list[str]:

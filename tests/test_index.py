@@ -1,14 +1,19 @@
 """The index: one line a node, append-only, folded within its budget while the repository grows."""
 
+import json
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from flowstate_local import index as index_module
 from flowstate_local.index import FAN_OUT, cover, gist, is_span, load, load_within
+from flowstate_local.loop import Agent
 from flowstate_local.nodes import IndexLine, Node
 from flowstate_local.psa import inside
 from flowstate_local.repository import EvidenceRecord, RequestRecord
+from flowstate_local.stores.memory import MemoryStore
+from flowstate_local.testing import ScriptedEngine, step
 
 
 class Long:
@@ -123,3 +128,34 @@ def test_a_gist_is_one_line_cut_at_a_word() -> None:
     assert gist("a  b\nc") == "a b c"
     assert gist("word " * 40) == "word word word word word word word word word word word..."
     assert len(gist("x" * 500)) == 60
+
+
+@pytest.mark.anyio
+async def test_what_was_said_in_a_long_request_can_be_opened_later() -> None:
+    told = (
+        "Remember the plan. "
+        + "Nothing here matters much. " * 30
+        + "On the third day we dine at Nutri Punch for 47."
+    )
+    fact = {"type": "knowledge", "id": "n2", "summary": "Dinner on day three costs 47"}
+    script = [
+        step(delta=[{"type": "preference", "id": "n1", "summary": "The plan of the trip"}]),
+        step(message="Noted."),
+        step(focus=["r1"]),
+        step(delta=[fact], message="It costs 47."),
+        step(message="Hello."),
+    ]
+    engine = ScriptedEngine(script, check=False)
+    store = MemoryStore()
+    agent = Agent(engine, store)
+    await agent.run(told)
+    await agent.run("What does dinner cost on day three?")
+    assert "asked: Remember the plan." in engine.prompts[3]
+    assert "Nutri Punch for 47." in engine.prompts[3]
+    assert [node.id for node in store.nodes("default")] == ["n1", "n2"], "its numbers were read"
+    offered = json.loads(engine.constraints[2].text)["$defs"]["open"]["enum"]  # type: ignore[union-attr]
+    assert offered == ["r1", "n1"]
+    await agent.run("Hi")
+    offered = json.loads(engine.constraints[-1].text)["$defs"]["open"]["enum"]  # type: ignore[union-attr]
+    assert offered == ["r1", "n1", "n2"], "a short request isn't offered"
+    assert store.verify("default") == []
