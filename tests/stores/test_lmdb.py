@@ -483,7 +483,7 @@ def test_a_disk_without_room_is_store_full_and_nothing_is_written(path: Path) ->
 
 
 def test_writers_that_meet_share_a_commit(path: Path) -> None:
-    n_threads, n_each = 8, 10
+    n_threads, n_each = 8, 30
     with LmdbStore.open(path) as store:
         before = store._env.lmdb_env.info()["last_txnid"]
         barrier = threading.Barrier(n_threads)
@@ -636,7 +636,7 @@ def test_a_raw_result_is_stored_once_and_compressed(path: Path) -> None:
         for name in ("alice", "bob", "carol"):
             for number in (1, 2):
                 write_request(store, name, number, raw=page)
-        assert store.size_bytes() < len(page) / 2
+        assert store.size_bytes() < len(page) * 0.6
 
 
 def test_a_backup_opens_and_is_whole(path: Path, tmp_path: Path) -> None:
@@ -679,9 +679,10 @@ def test_an_envelope_of_a_later_format_is_not_called_corrupt() -> None:
 
 
 def test_repeated_words_are_compressed_and_noise_is_not() -> None:
-    assert codec.pack(b"word " * 500)[0] == codec.ZLIB
-    noise = os.urandom(2_000)
+    assert codec.pack(b"word " * 1000)[0] == codec.ZLIB
+    noise = os.urandom(5_000)
     assert codec.pack(noise) == (codec.PLAIN, noise)
+    assert codec.pack(b"word " * 500)[0] == codec.PLAIN, "it would save no page"
 
 
 @given(st.integers(min_value=0, max_value=2**62), st.integers(min_value=0, max_value=9), st.text(max_size=20))
