@@ -1,13 +1,18 @@
 """Keys and values of the store on disk: which table, which key, which bytes. Knows no LMDB.
 
-Keys are eight bytes of space number, then big-endian numbers or ids; values are the envelopes of `codec`. The head of
-a space rides on its last event, behind a line end: a commit that only adds events touches one page for both.
+Keys are eight bytes of space number, then big-endian numbers or ids; values are the envelopes of `codec`.
+
+The events of one commit are one value, a batch, with the head of the space before them: its key ends with the number of
+the last event and how many they are. So a commit that only adds events writes at one place.
 """
 
 import json
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import Any
+
+from pydantic_core import to_json
 
 from flowstate_local.errors import CorruptValue
 from flowstate_local.events import Event
@@ -71,40 +76,86 @@ def digest_bytes(key: str) -> bytes | None:
     return None
 
 
-class PackedEvents:
-    """Events as they are stored behind event number `after`, all but the head that goes with the last one.
+# batches
+
+
+def batch_key(after: int, n_events: int) -> bytes:
+    """The end of the key of a batch that follows event number `after`. A range from any of its seqs on finds it."""
+    return u64(after + n_events) + n_events.to_bytes(4, "big")
+
+
+def seqs_of(key: bytes) -> range:
+    """The numbers of the events in a batch."""
+    last = int.from_bytes(key[-12:-4], "big")
+    return range(max(1, last - int.from_bytes(key[-4:], "big") + 1), last + 1)
+
+
+def seqs_text(seqs: range) -> str:
+    """How messages name some events."""
+    return f"event seq {seqs[-1]}" if len(seqs) == 1 else f"events seq {seqs.start} to {seqs.stop - 1}"
+
+
+def check_no_gap(seqs: range, expected: int, subject: str) -> None:
+    """Raise CorruptValue unless the batch holds the event that is to follow."""
+    if seqs.start > expected:
+        raise CorruptValue(f"event seq {expected}{subject}: missing from the log; the next is {seqs.start}")
+
+
+def parse_batch(body: bytes, seqs: range, subject: str) -> list[tuple[int, Any]]:
+    """The events of a batch with their numbers, still to be loaded. Raises CorruptValue."""
+    events = codec.parse_events(body, subject)
+    if len(events) != len(seqs):
+        raise CorruptValue(f"{subject}: holds {len(events)} events")
+    return list(zip(seqs, events, strict=True))
+
+
+class Batch:
+    """Events as they are stored behind event number `after`, all but the head that goes with them.
 
     Raises:
         UsageError: an event holds what JSON can't.
     """
 
     def __init__(self, events: Sequence[Event], after: int) -> None:
-        bodies = codec.dump_events(events, after)
-        self._after = after
-        self._packed = [codec.pack(body) for body in bodies[:-1]]
-        self._last = bodies[-1:]
+        form, body = codec.pack(codec.dump_events(events))
+        self._key = batch_key(after, len(events))
+        self._events = bytes([form]) + body
 
-    def puts(self, prefix: bytes, head: Head) -> list[Put]:
+    def put(self, prefix: bytes, head: Head) -> Put:
         """What adds them to the log of a space, and makes `head` its head."""
-        last = [codec.pack(body + LINE_END + json.dumps(vars(head)).encode()) for body in self._last]
-        packed = enumerate([*self._packed, *last], start=self._after + 1)
-        return [Put("events", prefix + u64(seq), body) for seq, body in packed]
+        body = to_json(vars(head)) + LINE_END + self._events
+        return Put("events", prefix + self._key, (codec.PLAIN, body))
+
+
+def open_batch(key: bytes, value: bytes) -> list[tuple[int, Any]]:
+    """The events of a batch with their numbers, still to be loaded. Raises CorruptValue, UnknownVersion."""
+    seqs = seqs_of(key)
+    subject = seqs_text(seqs)
+    _, _, packed = codec.unseal("events", key, value, subject).partition(LINE_END)
+    if not packed:
+        raise CorruptValue(f"{subject}: a batch without events")
+    return parse_batch(codec.unpack(packed[0], packed[1:], subject), seqs, subject)
+
+
+def load_event(seq: int, fields: Any) -> Event:
+    """An event from its batch. Raises CorruptValue, UnknownVersion."""
+    return codec.load_event(fields, seq, f"event seq {seq}")
 
 
 LINE_END = b"\n"
 """JSON on one line has none."""
-LAST = b"\xff" * 8
-"""No number is as high."""
+LAST = b"\xff" * 12
+"""No key of a batch is as high."""
 
 
 def decode_head(key: bytes, value: bytes) -> Head:
-    """The head of a space from its last event. Raises CorruptValue."""
-    subject = f"event seq {number_of(key)}"
-    _, _, head = codec.unseal("events", key, value, subject).partition(LINE_END)
+    """The head of a space from its last batch. Raises CorruptValue."""
+    subject = seqs_text(seqs_of(key))
+    head, _, _ = codec.unseal("events", key, value, subject).partition(LINE_END)
     try:
         return Head(**json.loads(head))
     except (ValueError, TypeError) as error:
-        raise CorruptValue(f"{subject}: the last event of a commit, without a head: {error}") from error
+        raise CorruptValue(f"{subject}: a batch without a head: {error}") from error
 
 
 def request_puts(prefix: bytes, end: rules.PersistPlan) -> list[Put]:
@@ -121,15 +172,8 @@ def request_puts(prefix: bytes, end: rules.PersistPlan) -> list[Put]:
     return puts
 
 
-def decode_event(key: bytes, value: bytes) -> Event:
-    """Raises CorruptValue, UnknownVersion; so do the next four."""
-    subject = f"event seq {number_of(key)}"
-    body, _, _ = codec.unseal("events", key, value, subject).partition(LINE_END)
-    return codec.load_event(body, subject)
-
-
 def decode_node(key: bytes, value: bytes) -> Node:
-    """A node from its place."""
+    """A node from its place. Raises CorruptValue, UnknownVersion; so do the next three."""
     subject = f"node {key[8:].decode(errors='replace')}"
     return codec.load_node(codec.unseal("nodes", key, value, subject), subject)
 

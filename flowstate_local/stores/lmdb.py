@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeAlias, cast
+from typing import Any, NamedTuple, TypeAlias, cast
 
 import lmdb
 
@@ -57,13 +57,14 @@ from flowstate_local.stores.gate import Gate
 from flowstate_local.stores.group_commit import GroupCommit, Member
 from flowstate_local.task_events import TaskEvent, TaskId, TaskRecord
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 """Of the tables and keys; values carry their own."""
 DEFAULT_MAP_SIZE = 64 * 2**30
 """Bytes of address space, not of disk."""
 _BATCH_RECORDS = 256
 _BATCH_BYTES = 2**20
 _DATA_FILE = "data.mdb"
+_MAX_PLACES = 4096
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 Txn: TypeAlias = Any
@@ -72,6 +73,14 @@ Txn: TypeAlias = Any
 
 Plan: TypeAlias = Callable[[Txn], tuple[Any, list[layout.Put]]]
 """What a commit returns to its caller, and what it writes."""
+
+
+class _Place(NamedTuple):
+    """Where a space stood after a commit of this process. It stands there yet if its log ends at the same key."""
+
+    prefix: bytes
+    last_key: bytes
+    head: Head
 
 
 @dataclass
@@ -151,34 +160,41 @@ class LmdbStore:
         check_space_name(space)
         rules.check_blobs(blobs)
         # Dumping and compressing happen before the write lock, where nobody waits for them.
-        packed_events = layout.PackedEvents(events, expected_seq)
+        batch = layout.Batch(events, expected_seq)
         packed_blobs = {key: codec.pack(raw) for key, raw in blobs.items()}
+        known = self._env.places.get(space)
 
-        def plan(txn: Txn) -> tuple[Head, list[layout.Put]]:
-            view = _View(self._env, txn, space)
+        def plan(txn: Txn) -> tuple[_Place, list[layout.Put]]:
+            view = _View(self._env, txn, space, known)
             head = rules.plan_append(view, space, events, blobs, expected_seq=expected_seq)
-            if not events:
-                return head, []
             prefix, puts = view.prefix_or_new()
-            return head, [*puts, *view.blob_puts(prefix, packed_blobs), *packed_events.puts(prefix, head)]
+            last = batch.put(prefix, head)
+            puts = [*puts, *view.blob_puts(prefix, packed_blobs), last] if events else []
+            return _Place(prefix, last.key, head), puts
 
-        return cast(Head, self._commit(plan))
+        place: _Place = self._commit(plan)
+        if events:
+            self._env.remember(space, place)
+        return place.head
 
     def persist(self, space: str, done: FinishedRequest, *, expected_version: int, expected_seq: int) -> Head:
         """See `Store.persist`."""
         check_space_name(space)
-        packed_events = layout.PackedEvents(done.events, expected_seq)
+        batch = layout.Batch(done.events, expected_seq)
+        known = self._env.places.get(space)
 
-        def plan(txn: Txn) -> tuple[Head, list[layout.Put]]:
-            view = _View(self._env, txn, space)
+        def plan(txn: Txn) -> tuple[_Place, list[layout.Put]]:
+            view = _View(self._env, txn, space, known)
             end = rules.plan_persist(
                 view, space, done, expected_version=expected_version, expected_seq=expected_seq
             )
             prefix, puts = view.prefix_or_new()
-            puts += packed_events.puts(prefix, end.head)
-            return end.head, [*puts, *layout.request_puts(prefix, end)]
+            last = batch.put(prefix, end.head)
+            return _Place(prefix, last.key, end.head), [*puts, last, *layout.request_puts(prefix, end)]
 
-        return cast(Head, self._commit(plan))
+        place: _Place = self._commit(plan)
+        self._env.remember(space, place)
+        return place.head
 
     def events(self, space: str, *, after: int = 0, upto: int | None = None) -> Iterator[Event]:
         """See `Store.events`. A seq that is missing in between is a CorruptValue, too."""
@@ -260,7 +276,7 @@ class LmdbStore:
         blobs = blobs or {}
         check_space_name(space)
         rules.check_blobs(blobs)
-        packed_events = task_layout.pack_events(events, expected_seq)
+        batch = task_layout.TaskBatch(record.id, events, expected_seq)
         packed_blobs = {key: codec.pack(raw) for key, raw in blobs.items()}
         packed_snapshot = None if snapshot is None else codec.pack(snapshot)
 
@@ -276,7 +292,7 @@ class LmdbStore:
             )
             prefix, puts = view.prefix_or_new()
             puts += view.blob_puts(prefix, packed_blobs)
-            puts += task_layout.event_puts(prefix, record.id, packed_events, expected_seq)
+            puts.append(batch.put(prefix))
             puts += task_layout.record_puts(prefix, head, view.entry(record.id), after)
             if packed_snapshot is not None:
                 puts.append(task_layout.snapshot_put(prefix, record.id, head.seq, packed_snapshot))
@@ -369,15 +385,17 @@ class LmdbStore:
     ) -> Iterator[TaskEvent]:
         if prefix is None:
             return
-        start, stop = task_layout.span(prefix, task, upto, first=after + 1)
+        start, _ = task_layout.span(prefix, task, upto, first=after + 1)
         expected = after + 1
         for key, value in self._scan("task_events", start, start[:-8]):
-            if key > stop:
+            if upto is not None and expected > upto:
                 return
-            if layout.last_number_of(key) != expected:
-                raise CorruptValue(f"event seq {expected} of task {task}: missing from the log")
-            yield task_layout.decode_event(key, value)
-            expected += 1
+            seqs = layout.seqs_of(key)
+            layout.check_no_gap(seqs, expected, f" of task {task}")
+            for event in task_layout.open_batch(key, value):
+                if after < event.seq and (upto is None or event.seq <= upto):
+                    yield event
+            expected = seqs.stop
 
     @contextmanager
     def _view(self, space: str) -> Iterator["_View"]:
@@ -406,13 +424,14 @@ class LmdbStore:
             return
         expected = after + 1
         for key, value in self._scan("events", prefix + layout.u64(expected), prefix):
-            seq = layout.number_of(key)
-            if upto is not None and seq > upto:
+            if upto is not None and expected > upto:
                 return
-            if seq != expected:
-                raise CorruptValue(f"event seq {expected}: missing from the log; the next is {seq}")
-            yield layout.decode_event(key, value)
-            expected += 1
+            seqs = layout.seqs_of(key)
+            layout.check_no_gap(seqs, expected, "")
+            for seq, fields in layout.open_batch(key, value):
+                if after < seq and (upto is None or seq <= upto):
+                    yield layout.load_event(seq, fields)
+            expected = seqs.stop
 
     def _read_requests(self, prefix: bytes | None, first: int, last: int | None) -> Iterator[RequestRecord]:
         if prefix is None or first > rules.MAX_NUMBER:
@@ -466,9 +485,14 @@ class _SpaceReader:
 
     def scan_events(self, upto: int) -> Iterator[tuple[int, Event | StoreError]]:
         for key, value in self._pairs("events"):
-            if layout.number_of(key) > upto:
+            seqs = layout.seqs_of(key)
+            if seqs.start > upto:
                 return
-            yield layout.number_of(key), codec.outcome(layout.decode_event, key, value)
+            batch = codec.outcome(layout.open_batch, key, value)
+            if isinstance(batch, StoreError):
+                yield from ((seq, batch) for seq in seqs)
+            else:
+                yield from ((seq, codec.outcome(layout.load_event, seq, fields)) for seq, fields in batch)
 
     def scan_requests(self) -> Iterator[tuple[RequestId, RequestRecord | StoreError]]:
         for key, value in self._pairs("requests"):
@@ -501,13 +525,21 @@ class _SpaceReader:
 class _View:
     """One space in one transaction; implements `rules.View`."""
 
-    def __init__(self, environment: "_Environment", txn: Txn, space: str) -> None:
+    def __init__(
+        self, environment: "_Environment", txn: Txn, space: str, known: _Place | None = None
+    ) -> None:
         self._tables = environment.tables
         self._txn = txn
         self._name = space.encode()
-        value = txn.get(self._name, db=self._tables["spaces"])
-        self.prefix = None if value is None else codec.unseal("spaces", self._name, value, f"space {space!r}")
+        self._known = known
+        self.prefix = known.prefix if known else self._read_prefix()
         """The number of the space as eight bytes; None while it is unknown."""
+
+    def _read_prefix(self) -> bytes | None:
+        value = self._txn.get(self._name, db=self._tables["spaces"])
+        if value is None:
+            return None
+        return codec.unseal("spaces", self._name, value, f"space {self._name.decode()!r}")
 
     def get(self, table: str, suffix: bytes) -> bytes | None:
         if self.prefix is None:
@@ -519,7 +551,11 @@ class _View:
         if self.prefix is None:
             return Head()
         last = self.last_of("events", self.prefix, self.prefix + layout.LAST)
-        return Head() if last is None else layout.decode_head(*last)
+        if last is None:
+            return Head()
+        if self._known is not None and self._known.last_key == last[0]:
+            return self._known.head
+        return layout.decode_head(*last)
 
     def has_node(self, node_id: NodeId) -> bool:
         return self.get("nodes", node_id.encode()) is not None
@@ -604,6 +640,8 @@ class _Environment:
     tables: dict[str, Any] = field(default_factory=dict)
     n_users: int = 0
     pid: int = field(default_factory=os.getpid)
+    places: dict[str, _Place] = field(default_factory=dict)
+    """By space. What was committed only: its number and the head of a log that ends at some key never change."""
 
     def __post_init__(self) -> None:
         self._gate = Gate()
@@ -620,6 +658,12 @@ class _Environment:
                 f"the store in {self.folder} was opened by process {self.pid} before it forked",
                 hint="Open stores after the fork, or start processes with the 'spawn' method.",
             )
+
+    def remember(self, space: str, place: _Place) -> None:
+        """So that the next commit of the space needn't read its head."""
+        if len(self.places) >= _MAX_PLACES:
+            self.places.clear()
+        self.places[space] = place
 
     @contextmanager
     def reading(self) -> Iterator[Txn]:
@@ -698,10 +742,14 @@ class _Environment:
             return
         member.size_bytes = sum(put.size_bytes for put in puts)
         for put in puts:
+            table = self.tables[put.table]
             if put.packed is None:
-                txn.delete(put.key, db=self.tables[put.table])
-            else:
-                txn.put(put.key, codec.seal(put.table, put.key, put.packed), db=self.tables[put.table])
+                txn.delete(put.key, db=table)
+                continue
+            value = codec.seal(put.table, put.key, put.packed)
+            # What goes to the end of a table leaves full pages behind it; elsewhere they are split in halves.
+            if not txn.put(put.key, value, db=table, append=True):
+                txn.put(put.key, value, db=table)
         member.result = head
 
     def _grow(self, size_bytes: int) -> None:

@@ -4,6 +4,7 @@ It keeps every promise of `Store` but durability. Values are held as the bytes t
 can't be written to disk can't be put here either.
 """
 
+import json
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -62,7 +63,7 @@ class MemoryStore:
         with self._lock:
             current = self._space(space)
             head = rules.plan_append(current, space, events, blobs, expected_seq=expected_seq)
-            written = codec.dump_events(events, expected_seq)
+            written = [codec.dump(event) for event in events]
             # Nothing below can fail, so the append is whole or absent.
             current.blobs.update(blobs)
             current.events.extend(written)
@@ -78,7 +79,7 @@ class MemoryStore:
             plan = rules.plan_persist(
                 current, space, done, expected_version=expected_version, expected_seq=expected_seq
             )
-            events = codec.dump_events(done.events, expected_seq)
+            events = [codec.dump(event) for event in done.events]
             nodes = {node.id: codec.dump(node) for node in plan.nodes}
             lines = [codec.dump(line) for line in plan.lines]
             evidence = {record.id: codec.dump(record) for record in plan.evidence}
@@ -127,7 +128,7 @@ class MemoryStore:
                 record=record,
                 with_snapshot=snapshot is not None,
             )
-            written = codec.dump_events(events, expected_seq)
+            written = [codec.dump(event) for event in events]
             body = codec.dump(after)
             # Nothing below can fail, so the append is whole or absent.
             task = current.tasks.setdefault(record.id, _Task())
@@ -226,7 +227,7 @@ class _Task:
     def read_events(self, task: TaskId, after: int, upto: int | None) -> Iterator[TaskEvent]:
         last = self.head.seq if upto is None else min(upto, self.head.seq)
         for seq in range(after + 1, last + 1):
-            yield codec.load_task_event(self.events[seq], f"event seq {seq} of task {task}")
+            yield codec.load_task_event(json.loads(self.events[seq]), seq, f"event seq {seq} of task {task}")
 
 
 class _Space:
@@ -298,7 +299,7 @@ class _Space:
     def read_events(self, after: int, upto: int | None) -> Iterator[Event]:
         last = len(self.events) if upto is None else min(upto, len(self.events))
         for seq in range(max(after, 0) + 1, last + 1):
-            yield codec.load_event(self.events[seq - 1], f"event seq {seq}")
+            yield _load_event(seq, self.events[seq - 1])
 
     def read_requests(self, first: int, last: int | None) -> Iterator[RequestRecord]:
         for request_id, body in list(self.requests.items()):
@@ -311,7 +312,7 @@ class _Space:
 
     def scan_events(self, upto: int) -> Iterator[tuple[int, Event | StoreError]]:
         for seq, body in enumerate(self.events[:upto], start=1):
-            yield seq, codec.outcome(codec.load_event, body, f"event seq {seq}")
+            yield seq, codec.outcome(_load_event, seq, body)
 
     def scan_requests(self) -> Iterator[tuple[RequestId, RequestRecord | StoreError]]:
         for request_id, body in list(self.requests.items()):
@@ -329,6 +330,10 @@ class _Space:
     def scan_evidence(self) -> Iterator[tuple[EvidenceId, EvidenceRecord | StoreError]]:
         for evidence_id, body in list(self.records.items()):
             yield evidence_id, codec.outcome(codec.load, EvidenceRecord, body, f"evidence {evidence_id}")
+
+
+def _load_event(seq: int, body: bytes) -> Event:
+    return codec.load_event(json.loads(body), seq, f"event seq {seq}")
 
 
 class _LiveReader:

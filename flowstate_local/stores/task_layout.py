@@ -1,7 +1,7 @@
 """Keys and values of tasks on disk: which table, which key, which bytes. Knows no LMDB.
 
 tasks            space, task                          head and record
-task_events      space, task, NUL, seq                event
+task_events      space, task, NUL, seq, count         the events of one commit: a batch, see `layout`
 task_snapshots   space, task, NUL, seq                the state after that event
 task_index       field, value, NUL, created, space, task   nothing: the key says it all
 leases           space, task                          lease
@@ -14,7 +14,16 @@ from typing import Any
 from flowstate_local.errors import CorruptValue
 from flowstate_local.stores import codec
 from flowstate_local.stores.base import Lease, TaskHead, TaskQuery
-from flowstate_local.stores.layout import LINE_END, Put, last_number_of, u64
+from flowstate_local.stores.layout import (
+    LINE_END,
+    Put,
+    batch_key,
+    last_number_of,
+    parse_batch,
+    seqs_of,
+    seqs_text,
+    u64,
+)
 from flowstate_local.task_events import TaskEvent, TaskId, TaskRecord
 
 MAX_SEQ = 2**63 - 1
@@ -30,20 +39,19 @@ def suffix(task: TaskId, seq: int) -> bytes:
 def span(prefix: bytes, task: TaskId, upto: int | None, *, first: int = 0) -> tuple[bytes, bytes]:
     """First and last key of events or snapshots from `first` to `upto`, both included."""
     last = MAX_SEQ if upto is None else max(0, min(upto, MAX_SEQ))
-    return prefix + suffix(task, min(first, MAX_SEQ)), prefix + suffix(task, last)
+    return prefix + suffix(task, min(first, MAX_SEQ)), prefix + suffix(task, last) + b"\xff" * 4
 
 
-def pack_events(events: Sequence[TaskEvent], after: int) -> list[tuple[int, bytes]]:
-    """The events as they are stored behind event number `after`. Raises UsageError."""
-    return [codec.pack(body) for body in codec.dump_events(events, after)]
+class TaskBatch:
+    """Events of a task as they are stored behind event number `after`. Raises UsageError."""
 
+    def __init__(self, task: TaskId, events: Sequence[TaskEvent], after: int) -> None:
+        self._key = task.encode() + b"\0" + batch_key(after, len(events))
+        self._packed = codec.pack(codec.dump_events(events))
 
-def event_puts(prefix: bytes, task: TaskId, packed: Sequence[tuple[int, bytes]], after: int) -> list[Put]:
-    """What adds packed events to the log of a task."""
-    return [
-        Put("task_events", prefix + suffix(task, seq), body)
-        for seq, body in enumerate(packed, start=after + 1)
-    ]
+    def put(self, prefix: bytes) -> Put:
+        """What adds them to the log of the task."""
+        return Put("task_events", prefix + self._key, self._packed)
 
 
 def snapshot_put(prefix: bytes, task: TaskId, seq: int, packed: tuple[int, bytes]) -> Put:
@@ -94,10 +102,13 @@ class Entry:
         return fields
 
 
-def decode_event(key: bytes, value: bytes) -> TaskEvent:
-    """An event of a task from its place."""
-    subject = f"event seq {last_number_of(key)} of task {key[8:-9].decode(errors='replace')}"
-    return codec.load_task_event(codec.unseal("task_events", key, value, subject), subject)
+def open_batch(key: bytes, value: bytes) -> Iterator[TaskEvent]:
+    """The events of a batch from its place."""
+    seqs, task = seqs_of(key), key[8:-13].decode(errors="replace")
+    subject = f"{seqs_text(seqs)} of task {task}"
+    body = codec.unseal("task_events", key, value, subject)
+    for seq, fields in parse_batch(body, seqs, subject):
+        yield codec.load_task_event(fields, seq, f"event seq {seq} of task {task}")
 
 
 def decode_snapshot(key: bytes, value: bytes) -> tuple[int, bytes]:

@@ -277,5 +277,5 @@ def test_a_flipped_byte_is_found_wherever_it_is(tmp_path: Path) -> None:
     raw = file.read_bytes()
     assert b"needle in the log" in raw
     file.write_bytes(raw.replace(b"needle in the log", b"noodle in the log"))
-    with LmdbStore.open(tmp_path) as store, pytest.raises(CorruptValue, match="event seq 2 of task t"):
+    with LmdbStore.open(tmp_path) as store, pytest.raises(CorruptValue, match="events seq 1 to 2 of task t"):
         list(store.task_events("s", T))
