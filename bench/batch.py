@@ -21,7 +21,8 @@ from typing import Any
 
 from flowstate_local import batch
 from flowstate_local.batch import BatchOptions, BatchTask
-from flowstate_local.completion import Chunk, Constraint, Sampling, Tokenizer
+from flowstate_local.bench.tap import Proxy
+from flowstate_local.completion import Chunk, Constraint, Sampling
 from flowstate_local.engines.base import Engine, complete
 from flowstate_local.engines.vllm import VllmEngine
 from flowstate_local.models import resolve
@@ -52,21 +53,12 @@ TOOLS = [find_trains, weather]
 
 
 @dataclass
-class Recorder:
+class Recorder(Proxy):
     """The engine, with a prefix cache of its own, that notes what it was asked."""
 
-    engine: Engine
     calls: list[tuple[list[int], Constraint | None, Sampling]] = field(default_factory=list)
     generated: int = 0
-
-    def __post_init__(self) -> None:
-        self.name, self.model, self.profile = self.engine.name, self.engine.model, self.engine.profile
-        self.context_window, self.block_size = self.engine.context_window, self.engine.block_size
-        self.salt = f"run {next(_salts)}"
-
-    @property
-    def tokenizer(self) -> Tokenizer:
-        return self.engine.tokenizer
+    salt: str = field(default_factory=lambda: f"run {next(_salts)}")
 
     async def stream(
         self,
@@ -81,9 +73,6 @@ class Recorder:
             if chunk.completion is not None:
                 self.generated += chunk.completion.generated_tokens
             yield chunk
-
-    async def close(self) -> None:
-        pass
 
 
 def tasks(number: int) -> list[BatchTask]:

@@ -14,9 +14,14 @@ class Judged(Protocol):
     """A suite whose scores may need a judge."""
 
     async def second_pass(
-        self, task_id: str, scores: Mapping[str, float | None], detail: Mapping[str, Any]
+        self,
+        task_id: str,
+        scores: Mapping[str, float | None],
+        detail: Mapping[str, Any],
+        *,
+        again: bool = False,
     ) -> tuple[Mapping[str, float | None], Mapping[str, Any]]:
-        """Scores and detail with the judge's verdicts."""
+        """Scores and detail with the judge's verdicts; `again` judges anew what has one."""
 
 
 async def judge(path: Path, settings: Mapping[str, Any], *, again: bool = False) -> AsyncIterator[Record]:
@@ -40,7 +45,7 @@ async def judge(path: Path, settings: Mapping[str, Any], *, again: bool = False)
         for record in read_records(path).values():
             if record.error or (not again and None not in record.scores.values()):
                 continue
-            scores, detail = await suite.second_pass(record.task, record.scores, record.detail)
+            scores, detail = await suite.second_pass(record.task, record.scores, record.detail, again=again)
             judged = record.model_copy(update={"scores": dict(scores), "detail": dict(detail)})
             if judged != record:
                 folder.amend(judged)

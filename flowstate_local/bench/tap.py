@@ -57,16 +57,10 @@ class Meter:
 
 
 @dataclass
-class Tap:
-    """An engine for one episode. See `engines.base.Engine`."""
+class Proxy:
+    """What stands in front of an engine is one, as far as anybody can tell; a subclass says what becomes of a call."""
 
     engine: Engine
-    meter: Meter
-    share: Share = field(default_factory=Share)
-    calls: list[dict[str, Any]] = field(default_factory=list)
-    """Each model call as JSON. `prompt` is what is new beyond the `shared` tokens that the call before began with, so
-    that all prompts can be read, or rebuilt, from the list."""
-    _last: list[int] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.name, self.model, self.profile = self.engine.name, self.engine.model, self.engine.profile
@@ -76,6 +70,21 @@ class Tap:
     def tokenizer(self) -> Tokenizer:
         """Of the engine behind it."""
         return self.engine.tokenizer
+
+    async def close(self) -> None:
+        """The engine belongs to whoever made it."""
+
+
+@dataclass
+class Tap(Proxy):
+    """An engine for one episode. See `engines.base.Engine`."""
+
+    meter: Meter
+    share: Share = field(default_factory=Share)
+    calls: list[dict[str, Any]] = field(default_factory=list)
+    """Each model call as JSON. `prompt` is what is new beyond the `shared` tokens that the call before began with, so
+    that all prompts can be read, or rebuilt, from the list."""
+    _last: list[int] = field(default_factory=list)
 
     async def stream(
         self,
@@ -91,9 +100,6 @@ class Tap:
                 if chunk.completion is not None:
                     self._note(list(prompt_ids), chunk.completion)
                 yield chunk
-
-    async def close(self) -> None:
-        """The engine belongs to the run, not to an episode."""
 
     def _note(self, prompt: list[int], completion: Completion) -> None:
         shared = len(commonprefix([prompt, self._last]))

@@ -9,11 +9,11 @@ import pytest
 
 from flowstate_local.baselines.base import Answer, Usage
 from flowstate_local.bench.accounting import Prices, load_prices
-from flowstate_local.bench.records import Record, RunConfig, writing
+from flowstate_local.bench.records import Record, RunConfig, read_config, read_records, writing
 from flowstate_local.bench.report.charts import Line, line_chart, short, stacked_bars
 from flowstate_local.bench.report.html import page
 from flowstate_local.bench.report.markdown import document
-from flowstate_local.bench.report.view import load_run
+from flowstate_local.bench.report.view import chart_depth, load_run
 from flowstate_local.errors import UsageError
 
 EVIL = '<script>alert("x")</script>|'
@@ -153,3 +153,15 @@ def test_charts_draw_nothing_from_nothing_and_stay_inside() -> None:
     tops = [float(part.partition('"')[0]) for part in many.split(' y="')[1:]]
     assert all(0 <= top <= 300 for top in tops)
     assert (short(1_234_567), short(999), short(0.5)) == ("1.23M", "999", "0.5")
+
+
+def test_scores_of_each_request_are_drawn_against_its_number(made: Callable[..., Path]) -> None:
+    folder = made(6, methods=("flowstate",))
+    config = read_config(folder)
+    with writing(folder, config) as run:
+        for record in read_records(folder).values():
+            run.amend(
+                record.model_copy(update={"scores": {"right": 1.0, "SR@1": 1.0, "SR@2": None, "SR@3": 0.0}})
+            )
+    drawn = chart_depth([load_run(folder)])
+    assert [f"flowstate: {k}," in drawn for k in (1, 2, 3)] == [True, False, True]

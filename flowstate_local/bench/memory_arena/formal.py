@@ -66,10 +66,15 @@ class Formal:
         return Played(judged.scores, tuple(answers), judged.detail)
 
     async def second_pass(
-        self, task_id: str, scores: Mapping[str, float | None], detail: Mapping[str, Any]
+        self,
+        task_id: str,
+        scores: Mapping[str, float | None],
+        detail: Mapping[str, Any],
+        *,
+        again: bool = False,
     ) -> tuple[Mapping[str, float | None], Mapping[str, Any]]:
         """Scores and detail with the judge's verdicts; see `judged`."""
-        played = await self.judged(detail)
+        played = await self.judged(detail, again=again)
         return played.scores, played.detail
 
     async def judged(self, detail: Mapping[str, Any], *, again: bool = False) -> Played:

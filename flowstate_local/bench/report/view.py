@@ -10,6 +10,7 @@ from typing import Any
 import yaml
 
 from flowstate_local.bench.accounting import Account, Prices
+from flowstate_local.bench.memory_arena.metrics import at
 from flowstate_local.bench.methods import METHODS
 from flowstate_local.bench.records import Record, RunConfig, read_config, read_records
 from flowstate_local.bench.report import charts
@@ -336,9 +337,10 @@ def chart_depth(runs: Sequence[RunView]) -> str:
 
 
 def _depths(record: Record, metric: str) -> list[tuple[int, float]]:
-    by_request = record.detail.get("scores_by_request")
-    if isinstance(by_request, list):
-        return [(place, float(value)) for place, value in enumerate(by_request, start=1) if value is not None]
+    places = range(1, len(record.answers) + 1)
+    by_request = [(place, value) for place in places if (value := record.scores.get(at(place))) is not None]
+    if by_request:
+        return by_request
     value = 0.0 if record.error else record.scores.get(metric)
     return [(len(record.answers), value)] if value is not None and record.answers else []
 

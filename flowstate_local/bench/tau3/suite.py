@@ -72,7 +72,12 @@ class Tau3:
         return replace(played, scores=scores, detail=detail)
 
     async def second_pass(
-        self, task_id: str, scores: Mapping[str, float | None], detail: Mapping[str, Any]
+        self,
+        task_id: str,
+        scores: Mapping[str, float | None],
+        detail: Mapping[str, Any],
+        *,
+        again: bool = False,
     ) -> tuple[Scores, dict[str, Any]]:
         """Scores and detail of a played task with the judge's verdicts; unchanged where there's nothing to judge.
 
