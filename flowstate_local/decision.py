@@ -49,6 +49,7 @@ def read_reply(
         ttft_s=completion.ttft_s,
         total_s=completion.total_s,
         prompt_digest=hashlib.sha256(array("I", prompt.ids).tobytes()).hexdigest(),
+        segments=prompt.segments,
         fault=fault,
     )
     return output, replied

@@ -70,6 +70,8 @@ class ModelReplied(_Event):
     total_s: float = 0.0
     prompt_digest: str = ""
     """SHA-256 of the prompt's token ids, so that a replay can tell whether it saw the same."""
+    segments: dict[str, int] = {}
+    """Prompt tokens by segment, in the order of the prompt (`context.Prompt.segments`)."""
     fault: str = ""
     """Why nothing of it was committed: "cut_off", "empty", "unparsable"; "" if it was used."""
 
