@@ -54,6 +54,7 @@ def append(index: Index, record: RequestRecord, lines: Sequence[IndexLine]) -> N
 
     The id of a request is offered only then: opening a short one would just show the lines below again.
     """
+    lines = [line for line in lines if not line.erased]
     if not lines and not is_long(record):
         return
     index.lines.append(request_line(record))

@@ -34,6 +34,13 @@ def bound(**fields: str) -> Iterator[None]:
         _BOUND.reset(token)
 
 
+def add(**fields: str) -> None:
+    """Lines of the innermost `bound` carry these fields too, in all that it has started; outside of one, nothing."""
+    here = _BOUND.get()
+    if here is not None:
+        here.update({name: value for name, value in fields.items() if value})
+
+
 def log_events(events: Sequence[Event | TaskEvent]) -> None:
     """A listener for `Agent` and `TaskManager`: writes durable events to the logger `flowstate_local.events`."""
     for event in events:

@@ -68,6 +68,12 @@ class StepTrace:
     completion: Completion
     output: StepOutput | None
     events: tuple[Event, ...]
+    total_s: float
+    """Of the whole step, tools included."""
+    grammar_s: float
+    """To make the step's grammar; the engine compiles it when the prompt arrives."""
+    engine_s: float
+    """From the prompt to the whole output, as the loop saw it."""
 
 
 @dataclass(frozen=True)
@@ -329,17 +335,32 @@ class Agent:
         return self._result(run)
 
     async def _step(self, run: _Run) -> None:
-        run.trace = []
+        run.trace, begun = [], time.perf_counter()
         prompt = self._prompt(run)
-        completion = await self._generate(run, prompt)
+        before = time.perf_counter()
+        constraint, sampling = self._constraint(run, prompt)
+        asked = time.perf_counter()
+        completion = await self._generate(prompt, constraint, sampling)
+        answered = time.perf_counter()
         output, replied = read_reply(completion, prompt, run.state, at=self._clock())
         if output is None:
             await self._after_fault(run, replied)
         else:
             await self._follow(run, output, replied)
         if self._on_step is not None:
-            events = tuple(run.trace)
-            self._on_step(StepTrace(run.state.request, replied.step, prompt, completion, output, events))
+            self._on_step(
+                StepTrace(
+                    request=run.state.request,
+                    step=replied.step,
+                    prompt=prompt,
+                    completion=completion,
+                    output=output,
+                    events=tuple(run.trace),
+                    total_s=time.perf_counter() - begun,
+                    grammar_s=asked - before,
+                    engine_s=answered - asked,
+                )
+            )
 
     async def _follow(self, run: _Run, output: StepOutput, replied: ModelReplied) -> None:
         """ISU, PSA, then act, reply, or neither: what a legal output leads to."""
@@ -363,17 +384,18 @@ class Agent:
         else:
             await self._next(run, events)
 
-    async def _generate(self, run: _Run, prompt: Prompt) -> Completion:
+    def _constraint(self, run: _Run, prompt: Prompt) -> tuple[Constraint, Sampling]:
         room = self.engine.context_window - len(prompt.ids)
         max_tokens = min(self.sampling.max_tokens, room)
         facts = self._facts(run, room)
         constraint = step_constraint(self.engine.profile, self.toolbox, facts, max_tokens)
-        sampling = Sampling(self.sampling.temperature, self.sampling.top_p, max_tokens, self.sampling.seed)
+        return constraint, Sampling(
+            self.sampling.temperature, self.sampling.top_p, max_tokens, self.sampling.seed
+        )
+
+    async def _generate(self, prompt: Prompt, constraint: Constraint, sampling: Sampling) -> Completion:
         if not self._streams:
             return await complete(self.engine, prompt.ids, constraint, sampling, cache_salt=self.cache_salt)
-        return await self._streamed(prompt, constraint, sampling)
-
-    async def _streamed(self, prompt: Prompt, constraint: Constraint, sampling: Sampling) -> Completion:
         message, completion = MessageStream(), None
         chunks = self.engine.stream(prompt.ids, constraint, sampling, cache_salt=self.cache_salt)
         async for chunk in chunks:

@@ -35,6 +35,8 @@ supports = the target is a reason for this node; derives = this node was compute
 target; follows = this node comes after the target in a plan; supersedes = this node replaces the target."""
 
 Text = Annotated[str, Field(max_length=100_000)]
+Mark = Annotated[bool, Field(exclude_if=lambda said: not said)]
+"""Something that is rarely so, and is written only then."""
 
 
 class Frozen(BaseModel):
@@ -80,6 +82,8 @@ class Node(Frozen):
     """ISO date after which the node should not be trusted, if it said so."""
     confidence: Annotated[float, Field(ge=0, le=1)] | None = None
     schema_version: int = 1
+    erased: Mark = False
+    """Whether this is a tombstone: what it said is gone, so that refs to it still lead somewhere."""
 
 
 class IndexLine(Frozen):
@@ -91,6 +95,7 @@ class IndexLine(Frozen):
     slots: tuple[Slot, ...] = ()
     supersedes: tuple[NodeId, ...] = ()
     request: RequestId
+    erased: Mark = False
 
     @classmethod
     def of(cls, node: Node) -> "IndexLine":
@@ -103,6 +108,7 @@ class IndexLine(Frozen):
             slots=node.slots,
             supersedes=replaced,
             request=node.request,
+            erased=node.erased,
         )
 
 

@@ -1,25 +1,33 @@
 """The application: routes, errors in OpenAI's shape, limits, health, and a drain at the end."""
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
 from fastapi import FastAPI, Request, Response
+from fastapi.concurrency import run_in_threadpool
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
 from flowstate_local.errors import FlowStateError
-from flowstate_local.server import chat, memory
+from flowstate_local.server import admin, chat, memory, responses
 from flowstate_local.server.api_errors import ApiError, as_api_error
+from flowstate_local.server.edge import Edge, answer, logger
+from flowstate_local.server.metrics import CONTENT_TYPE, Metrics
 from flowstate_local.server.service import Service
 
 DRAIN_S = 20.0
 """Seconds that turns under way get to end when the server stops."""
 
 
-def make_app(service: Service) -> FastAPI:
-    """The whole API around a service. The caller closes engine, store and tenants after it."""
+def make_app(service: Service, metrics: Metrics | None = None) -> FastAPI:
+    """The whole API around a service. The caller closes engine, store and tenants after it.
+
+    Args:
+        service: what the routes call.
+        metrics: what `/metrics` shows; they are told only if they are among the service's observers.
+    """
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -36,10 +44,14 @@ def make_app(service: Service) -> FastAPI:
     )
     app.state.service = service
     app.include_router(chat.router)
+    app.include_router(responses.router)
     app.include_router(memory.router)
+    app.include_router(admin.router)
     _health(app, service)
+    if metrics is not None:
+        _metrics(app, service, metrics)
     _errors(app)
-    _body_limit(app, service.limits.max_body_bytes)
+    app.add_middleware(Edge, max_body_bytes=service.limits.body_bytes_of, observer=service.observer)
     return app
 
 
@@ -56,40 +68,38 @@ def _health(app: FastAPI, service: Service) -> None:
         )
 
 
+def _metrics(app: FastAPI, service: Service, metrics: Metrics) -> None:
+    metrics.gauge("turns_running", "Turns in the engine.", lambda: service.n_running)
+    metrics.gauge("turns_waiting", "Turns that wait for a place or their space.", lambda: service.n_waiting)
+    metrics.gauge("spaces", "Spaces in the store.", lambda: len(service.store.spaces()))
+
+    @app.get("/metrics", tags=["operations"], summary="For Prometheus", response_class=Response)
+    async def read() -> Response:
+        """Needs no key, and names no tenant. Keep it from the outside with the proxy in front."""
+        return Response(await run_in_threadpool(metrics.text), media_type=CONTENT_TYPE)
+
+
 def _errors(app: FastAPI) -> None:
     @app.exception_handler(FlowStateError)
     async def ours(request: Request, error: FlowStateError) -> JSONResponse:
-        return _answer(as_api_error(error))
+        told = as_api_error(error)
+        if told.status == 500:  # the client isn't told what; the log is
+            logger.error("a request failed inside the server", exc_info=error)
+        return answer(told)
 
     @app.exception_handler(RequestValidationError)
     async def invalid(request: Request, error: RequestValidationError) -> JSONResponse:
         fault: dict[str, Any] = error.errors()[0]
         place = ".".join(str(part) for part in fault["loc"] if part != "body")
-        return _answer(
+        return answer(
             ApiError(400, f"{place or 'body'}: {fault['msg']}", code="invalid_value", param=place or None)
         )
 
     @app.exception_handler(HTTPException)
     async def http(request: Request, error: HTTPException) -> JSONResponse:
-        return _answer(ApiError(error.status_code, str(error.detail), code="http_error"))
+        return answer(_of_http(error))
 
 
-def _body_limit(app: FastAPI, most: int) -> None:
-    @app.middleware("http")
-    async def limited(request: Request, call_next: Callable[[Request], Awaitable[Response]]) -> Response:
-        """Refuse a large body before it is read; one that lies about its length is cut off by the server."""
-        length = request.headers.get("content-length", "")
-        if request.method in ("POST", "PUT", "PATCH") and (not length.isdecimal() or int(length) > most):
-            status, why = (
-                (411, "Content-Length is missing")
-                if not length.isdecimal()
-                else (413, f"the body may have {most:,} bytes")
-            )
-            return _answer(
-                ApiError(status, why, code="body_too_large" if status == 413 else "length_required")
-            )
-        return await call_next(request)
-
-
-def _answer(error: ApiError) -> JSONResponse:
-    return JSONResponse(error.body, error.status, headers=error.headers)
+def _of_http(error: HTTPException) -> ApiError:
+    code = "body_too_large" if error.status_code == 413 else "http_error"
+    return ApiError(error.status_code, str(error.detail), code=code, headers=dict(error.headers or {}))

@@ -3,7 +3,7 @@
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Header, Request
@@ -15,19 +15,20 @@ from flowstate_local.errors import FlowStateError
 from flowstate_local.loop import RequestResult
 from flowstate_local.server.api_errors import as_api_error
 from flowstate_local.server.conversation import call_id, read_turn
-from flowstate_local.server.service import DEFAULT_SPACE, Service
+from flowstate_local.server.service import DEFAULT_SPACE, Service, TurnOptions
+from flowstate_local.server.turn_stream import KEEP_ALIVE, TurnStream, sse
 from flowstate_local.tools import Tool
 
 router = APIRouter(prefix="/v1", tags=["OpenAI"])
 
 
-class _Lenient(BaseModel):
+class Lenient(BaseModel):
     """Fields that this server doesn't know are ignored: clients send new ones every month."""
 
     model_config = ConfigDict(extra="ignore")
 
 
-class FunctionTool(_Lenient):
+class FunctionTool(Lenient):
     """A tool that the client runs."""
 
     name: str
@@ -35,20 +36,20 @@ class FunctionTool(_Lenient):
     parameters: dict[str, Any] = {"type": "object", "properties": {}}
 
 
-class ToolSpec(_Lenient):
+class ToolSpec(Lenient):
     """One of `tools`."""
 
     type: Literal["function"]
     function: FunctionTool
 
 
-class StreamOptions(_Lenient):
+class StreamOptions(Lenient):
     """What a stream carries."""
 
     include_usage: bool = False
 
 
-class ChatRequest(_Lenient):
+class ChatRequest(Lenient):
     """The body of a chat completion."""
 
     model: str = ""
@@ -135,86 +136,66 @@ async def _answer(
 ) -> JSONResponse | StreamingResponse:
     caller = service.caller(authorization, "write")
     ref = service.space(caller, space, write=True)
-    turn = read_turn(body.messages)
-    external = [
-        Tool.from_schema(t.function.name, t.function.description, t.function.parameters, None)
-        for t in body.tools
-        if body.tool_choice != "none"
-    ]
-    pieces: asyncio.Queue[str] = asyncio.Queue()
+    stream = TurnStream()
     # A client that goes away doesn't stop its request: it is durable, and the next turn finds what it came to.
     work = service.in_background(
         service.turn(
             caller,
             ref,
-            turn,
-            tools=external,
-            sampling=body.sampling,
-            date=date,
-            key=key,
-            on_text=pieces.put_nowait if body.stream else None,
+            read_turn(body.messages),
+            TurnOptions(
+                tools=external_tools([tool.function for tool in body.tools], body.tool_choice),
+                sampling=body.sampling,
+                date=date,
+                key=key,
+                on_text=stream.write if body.stream else None,
+            ),
         )
     )
     head = {"id": f"chatcmpl-{time.time_ns():x}", "created": int(time.time()), "model": service.engine.model}
     if body.stream:
-        stream = _stream(work, pieces, head, include_usage=body.stream_options.include_usage)
-        return StreamingResponse(
-            stream, media_type="text/event-stream", headers={"Cache-Control": "no-cache"}
-        )
+        return streamed(_events(work, stream, head, include_usage=body.stream_options.include_usage))
     result = await asyncio.shield(work)
     choice = {"index": 0, "message": _message(result), "finish_reason": _finish(result), "logprobs": None}
     return JSONResponse(head | {"object": "chat.completion", "choices": [choice], "usage": usage_of(result)})
 
 
-async def _stream(
-    work: "asyncio.Future[RequestResult]",
-    pieces: "asyncio.Queue[str]",
-    head: dict[str, Any],
-    *,
-    include_usage: bool,
+async def _events(
+    work: "asyncio.Future[RequestResult]", stream: TurnStream, head: dict[str, Any], *, include_usage: bool
 ) -> AsyncIterator[str]:
     """Server-sent events: the message while it is written, then calls and the reason it ended."""
     head = head | {"object": "chat.completion.chunk"}
 
     def event(delta: dict[str, Any], finish: str | None = None) -> str:
         choice = {"index": 0, "delta": delta, "finish_reason": finish, "logprobs": None}
-        return _sse(head | {"choices": [choice]})
+        return sse(head | {"choices": [choice]})
 
     try:
         yield event({"role": "assistant", "content": ""})
-        said = ""
-        while not (work.done() and pieces.empty()):
-            piece = await _next(work, pieces)
-            if piece:
-                said += piece
-                yield event({"content": piece})
+        async for piece in stream.texts(work):
+            yield event({"content": piece}) if piece else KEEP_ALIVE
         result = work.result()
-        if result.message[len(said) :] and result.outcome != "waiting":
-            yield event(
-                {
-                    "content": result.message[len(said) :]
-                    if result.message.startswith(said)
-                    else result.message
-                }
-            )
         if result.call is not None:
             yield event({"tool_calls": [{"index": 0, **_call(result)}]})
         yield event({}, _finish(result))
         if include_usage:
-            yield _sse(head | {"choices": [], "usage": usage_of(result)})
+            yield sse(head | {"choices": [], "usage": usage_of(result)})
     except FlowStateError as error:
-        yield _sse(as_api_error(error).body)
+        yield sse(as_api_error(error).body)
     yield "data: [DONE]\n\n"
 
 
-async def _next(work: "asyncio.Future[RequestResult]", pieces: "asyncio.Queue[str]") -> str:
-    getting = asyncio.ensure_future(pieces.get())
-    both: set[asyncio.Future[Any]] = {work, getting}
-    await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
-    if getting.done():
-        return getting.result()
-    getting.cancel()
-    return pieces.get_nowait() if not pieces.empty() else ""
+def external_tools(functions: Iterable[FunctionTool], choice: str) -> list[Tool]:
+    """The client's tools as the loop knows them; none where it says that none may be called."""
+    if choice == "none":
+        return []
+    return [Tool.from_schema(f.name, f.description, f.parameters, None) for f in functions]
+
+
+def streamed(events: AsyncIterator[str]) -> StreamingResponse:
+    """A response of server-sent events that no proxy holds back."""
+    headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+    return StreamingResponse(events, media_type="text/event-stream", headers=headers)
 
 
 def _message(result: RequestResult) -> dict[str, Any]:
@@ -247,7 +228,3 @@ def usage_of(result: RequestResult) -> dict[str, Any]:
         "total_tokens": result.prompt_tokens + result.generated_tokens,
         "prompt_tokens_details": {"cached_tokens": result.cached_tokens},
     }
-
-
-def _sse(value: dict[str, Any]) -> str:
-    return f"data: {json.dumps(value, ensure_ascii=False)}\n\n"

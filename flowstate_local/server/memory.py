@@ -3,13 +3,14 @@
 import json
 from collections.abc import Iterator
 from itertools import islice
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request, Response
 from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import StreamingResponse
-from pydantic import BaseModel
+from pydantic import BaseModel, ConfigDict, Field
 
+from flowstate_local.erasure import erase
 from flowstate_local.events import EVENT
 from flowstate_local.graph import edges, trace
 from flowstate_local.history import as_of
@@ -18,7 +19,9 @@ from flowstate_local.repository import EvidenceRecord, RequestRecord
 from flowstate_local.server.api_errors import ApiError
 from flowstate_local.server.chat import Authorization
 from flowstate_local.server.service import Service, SpaceRef, unknown_space
+from flowstate_local.server.tenants import Caller, Scope
 from flowstate_local.space_export import exported
+from flowstate_local.space_import import imported
 
 router = APIRouter(prefix="/v1/spaces", tags=["memory"])
 MOST = 1_000
@@ -88,6 +91,36 @@ class FaultInfo(BaseModel):
 
     subject: str
     problem: str
+
+
+class ImportInfo(BaseModel):
+    """What came of an import."""
+
+    space: str
+    requests: int
+    nodes: int
+    events: int
+    tasks: int
+    skipped_tasks: list[str]
+    """Compacted ones, whose first events are gone."""
+
+
+class EraseBody(BaseModel):
+    """What is to be erased."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    nodes: Annotated[list[str], Field(max_length=1_000)] = []
+    requests: Annotated[list[str], Field(max_length=1_000)] = []
+
+
+class EraseInfo(BaseModel):
+    """What was erased."""
+
+    nodes: list[str]
+    requests: list[str]
+    evidence: list[str]
+    """Raw results that no other node rests on."""
 
 
 After = Annotated[str | None, Query(max_length=64, description="`next` of the page before.")]
@@ -230,18 +263,76 @@ async def verify(space: str, request: Request, authorization: Authorization = No
     return [FaultInfo(subject=fault.subject, problem=fault.problem) for fault in faults]
 
 
+@router.post("/{space}/import", summary="Bring an export back, as a new space", status_code=201)
+async def import_space(space: str, request: Request, authorization: Authorization = None) -> ImportInfo:
+    """The body is what `export` gave. All of it is checked before anything is written."""
+    service: Service = request.app.state.service
+    caller = service.caller(authorization, "write")
+    ref = service.space(caller, space, write=True)
+    body = await request.body()
+    service.check_bytes(ref.owner, len(body))
+    async with service.alone(ref):
+        done = await run_in_threadpool(imported, service.store, ref.stored, body.splitlines())
+    return ImportInfo(
+        space=ref.name,
+        requests=done.requests,
+        nodes=done.nodes,
+        events=done.events,
+        tasks=done.tasks,
+        skipped_tasks=list(done.skipped_tasks),
+    )
+
+
+@router.delete("/{space}", summary="Erase a space", status_code=204)
+async def erase_space(space: str, request: Request, authorization: Authorization = None) -> None:
+    """Everything of it. Only its owner may, with an admin key."""
+    service, ref = _own(request, space, authorization)
+    async with service.alone(ref):
+        await run_in_threadpool(service.store.erase_space, ref.stored)
+
+
+@router.post("/{space}/erase", summary="Erase nodes or requests")
+async def erase_parts(
+    space: str, body: EraseBody, request: Request, authorization: Authorization = None
+) -> EraseInfo:
+    """Also from the log; tombstones stay. Only the owner may, with an admin key."""
+    service, ref = _own(request, space, authorization)
+    async with service.alone(ref):
+        done = await run_in_threadpool(
+            erase, service.store, ref.stored, nodes=body.nodes, requests=body.requests
+        )
+    return EraseInfo(nodes=list(done.nodes), requests=list(done.requests), evidence=list(done.evidence))
+
+
 # --- inside ---------------------------------------------------------------------------------------------------
 
 
 def _open(
-    request: Request, space: str, authorization: str | None, scope: Literal["read", "write"] = "read"
+    request: Request, space: str, authorization: str | None, scope: Scope = "read"
 ) -> tuple[Service, SpaceRef]:
     """The space, if the caller may read it and there is something in it."""
     service: Service = request.app.state.service
     caller = service.caller(authorization, scope)
-    ref = service.space(caller, space, write=scope == "write")
-    if service.store.head(ref.stored).seq == 0:
-        raise unknown_space(space)
+    return service, open_space(service, caller, space, write=scope != "read")
+
+
+def open_space(service: Service, caller: Caller, name: str, *, write: bool) -> SpaceRef:
+    """A space in which there is something. Raises ApiError 404."""
+    ref = service.space(caller, name, write=write)
+    if service.store.head(ref.stored).seq == 0 and ref.stored not in service.store.spaces():
+        raise unknown_space(name)
+    return ref
+
+
+def _own(request: Request, space: str, authorization: str | None) -> tuple[Service, SpaceRef]:
+    """A space that the caller may erase."""
+    service: Service = request.app.state.service
+    caller = service.caller(authorization, "admin")
+    ref = open_space(service, caller, space, write=False)
+    if ref.owner.id != caller.tenant.id:
+        raise ApiError(
+            403, "only its owner erases a space", type="permission_error", code="insufficient_scope"
+        )
     return service, ref
 
 

@@ -2,22 +2,27 @@
 
 import asyncio
 import time
-from collections import defaultdict, deque
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
+from collections import Counter, defaultdict, deque
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
+from weakref import WeakValueDictionary
 
+from flowstate_local import logs
 from flowstate_local.completion import Sampling
 from flowstate_local.engines.base import Engine
 from flowstate_local.errors import UsageError
-from flowstate_local.events import Cause
+from flowstate_local.events import Cause, Event
 from flowstate_local.history import cause_of
 from flowstate_local.loop import Agent, RequestResult
+from flowstate_local.nodes import RequestId
 from flowstate_local.repository import RequestRecord
 from flowstate_local.server.api_errors import ApiError
 from flowstate_local.server.conversation import Turn, read_call_id
-from flowstate_local.server.tenants import Caller, Scope, Tenant, Tenants
+from flowstate_local.server.observe import Observer, TurnWatch
+from flowstate_local.server.tenants import SHARED, Caller, Scope, Tenant, Tenants
+from flowstate_local.server.timed_store import timed
 from flowstate_local.stores.base import MAX_SPACE_BYTES, Store, check_space_name
 from flowstate_local.tools import Tool, Toolbox
 
@@ -26,6 +31,8 @@ JOIN = "."
 DEFAULT_SPACE = "default"
 RETRY_TASK = "http"
 """`Cause.task` of requests that came with an idempotency key."""
+SIZE_AGE_S = 10.0
+"""For how long a count of bytes is good enough."""
 LOOK_BACK = 5
 """Requests among which the one of a repeated idempotency key is looked for."""
 
@@ -38,10 +45,18 @@ class Limits:
     """Turns in the engine at once."""
     max_waiting: int = 256
     """Turns that wait for one of those places, or for their space; more are turned away."""
+    max_per_tenant: int = 128
+    """Turns of one tenant that wait or run, so that none can keep all others out."""
     max_body_bytes: int = 2_000_000
+    max_import_bytes: int = 500_000_000
+    """Of an exported space that comes back; it is held in memory while it is read."""
     timeout_s: float = 600.0
     """Of a turn."""
     max_steps: int = 16
+
+    def body_bytes_of(self, path: str) -> int:
+        """How large the body of a request may be."""
+        return self.max_import_bytes if path.endswith("/import") else self.max_body_bytes
 
 
 @dataclass(frozen=True)
@@ -59,6 +74,28 @@ class SpaceRef:
         return f"{self.owner.id}{JOIN}{self.name}"
 
 
+@dataclass(frozen=True)
+class TurnOptions:
+    """How a turn runs, and who follows it."""
+
+    tools: Sequence[Tool] = ()
+    """External ones, of this turn; the server's own are always there."""
+    sampling: Sampling = Sampling()
+    date: str | None = None
+    """Today's date as the model should see it."""
+    key: str | None = None
+    """Of idempotency; a turn that was answered under it is answered the same again."""
+    on_text: Callable[[str], None] | None = None
+    """Called with pieces of the reply."""
+    on_request: Callable[[RequestId], None] | None = None
+    """Called with the id of a new request as soon as it is durable."""
+
+    @property
+    def cause(self) -> Cause | None:
+        """What the log says of the key."""
+        return Cause(task=RETRY_TASK, step=self.key, idempotency_key=self.key) if self.key else None
+
+
 @dataclass
 class Service:
     """Engine, store and tenants behind the routes.
@@ -69,6 +106,7 @@ class Service:
         tenants: who may use it.
         toolbox: tools that the server runs.
         limits: what it takes on.
+        observer: told of everything.
         clock: seconds, monotonic.
     """
 
@@ -77,17 +115,23 @@ class Service:
     tenants: Tenants
     toolbox: Toolbox
     limits: Limits = Limits()
+    observer: Observer = field(default_factory=Observer)
     clock: Callable[[], float] = time.monotonic
     draining: bool = False
     n_waiting: int = 0
     n_running: int = 0
-    _locks: defaultdict[str, asyncio.Lock] = field(default_factory=lambda: defaultdict(asyncio.Lock))
+    _locks: "WeakValueDictionary[str, asyncio.Lock]" = field(default_factory=WeakValueDictionary)
+    """Of spaces with a turn; who holds or awaits one keeps it here."""
+    _of_tenant: Counter[str] = field(default_factory=Counter)
+    """Turns that wait or run."""
+    _bytes_of: dict[str, tuple[float, int]] = field(default_factory=dict)
+    """When the bytes of a tenant were counted, and how many they were."""
     _recent: defaultdict[str, deque[float]] = field(default_factory=lambda: defaultdict(deque))
-
     _working: set["asyncio.Future[RequestResult]"] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         self._places = asyncio.Semaphore(self.limits.max_running)
+        self.store = timed(self.store, self.observer.store)
 
     # --- who may --------------------------------------------------------------------------------------------
 
@@ -114,10 +158,11 @@ class Service:
                 type="permission_error",
                 code="insufficient_scope",
             )
+        logs.add(tenant=caller.tenant.name, key=caller.key)
         return caller
 
     def space(self, caller: Caller, name: str, *, write: bool) -> SpaceRef:
-        """A space of the caller, or one that is shared with it, as "owner/space".
+        """A space of the caller, or one that is shared with it, as "OWNER~SPACE".
 
         What belongs to others and what doesn't exist look the same.
 
@@ -125,8 +170,8 @@ class Service:
             ApiError: 404 where it may not be used.
             BadSpaceName: no space can be called that.
         """
-        owner, slash, rest = name.partition("/")
-        if slash:
+        owner, is_shared, rest = name.partition(SHARED)
+        if is_shared:
             shared = self.tenants.shared_with(caller.tenant, owner, rest)
             if shared is None or (write and not shared[1]):
                 raise unknown_space(name)
@@ -142,6 +187,40 @@ class Service:
         """Names of the caller's own spaces."""
         prefix = f"{caller.tenant.id}{JOIN}"
         return [name.removeprefix(prefix) for name in self.store.spaces() if name.startswith(prefix)]
+
+    async def erase_tenant(self, tenant: Tenant) -> None:
+        """Forget a tenant with all its spaces. Its keys go first, so that nothing new begins."""
+        self.tenants.delete(tenant)
+        prefix = f"{tenant.id}{JOIN}"
+        for name in [name for name in self.store.spaces() if name.startswith(prefix)]:
+            await asyncio.to_thread(self.store.erase_space, name)
+
+    @asynccontextmanager
+    async def alone(self, space: SpaceRef) -> AsyncIterator[None]:
+        """While nobody has a turn in the space."""
+        async with self._locks.setdefault(space.stored, asyncio.Lock()):
+            yield
+
+    def check_bytes(self, tenant: Tenant, more: int = 0) -> None:
+        """Raise ApiError if the spaces of a tenant take more room than its quota, with `more` bytes to come."""
+        most = tenant.quota.max_bytes
+        if most is not None and self._stored_bytes(tenant) + more > most:
+            raise ApiError(
+                429,
+                f"{most:,} bytes are allowed; erase something",
+                type="rate_limit_error",
+                code="storage_quota",
+            )
+
+    def _stored_bytes(self, tenant: Tenant) -> int:
+        """As counted within the last seconds: counting reads all keys of the tenant."""
+        counted_at, size_bytes = self._bytes_of.get(tenant.id, (-SIZE_AGE_S, 0))
+        if self.clock() - counted_at >= SIZE_AGE_S:
+            prefix = f"{tenant.id}{JOIN}"
+            names = [name for name in self.store.spaces() if name.startswith(prefix)]
+            size_bytes = sum(map(self.store.size_bytes_of, names))
+            self._bytes_of[tenant.id] = self.clock(), size_bytes
+        return size_bytes
 
     def in_background(self, turn: Coroutine[Any, Any, RequestResult]) -> "asyncio.Future[RequestResult]":
         """A turn that goes on whoever waits for it."""
@@ -165,64 +244,64 @@ class Service:
 
     # --- a turn ---------------------------------------------------------------------------------------------
 
-    async def turn(
-        self,
-        caller: Caller,
-        space: SpaceRef,
-        turn: Turn,
-        *,
-        tools: Iterable[Tool] = (),
-        server_tools: bool = True,
-        sampling: Sampling | None = None,
-        date: str | None = None,
-        key: str | None = None,
-        on_text: Callable[[str], None] | None = None,
-    ) -> RequestResult:
+    async def turn(self, caller: Caller, space: SpaceRef, turn: Turn, how: TurnOptions) -> RequestResult:
         """Take what is new of a conversation to its reply, or to a call that the client runs.
 
         Args:
             caller: who asks; its quota pays.
             space: the memory.
             turn: what is new.
-            tools: external ones, of this turn.
-            server_tools: whether the server's own are offered too.
-            sampling: decoding parameters.
-            date: today's date as the model should see it.
-            key: of idempotency; a turn that was answered under it is answered the same again.
-            on_text: called with pieces of the reply.
+            how: tools, decoding, and who follows it.
 
         Raises:
             ApiError: over a quota or a limit, or a result of a call that nothing waits for.
             FlowStateError: whatever the agent raises.
         """
-        async with self._admitted(caller), self._locks[space.stored]:
-            cause = Cause(task=RETRY_TASK, step=key, idempotency_key=key) if key else None
-            known = self._answered(space, cause) if cause else None
-            if known is not None:
-                return _result_of(known)
-            own = list(self.toolbox) if server_tools else []
-            agent = Agent(
-                self.engine,
-                self.store,
-                [*own, *_without(tools, own)],
-                instructions=turn.instructions,
-                sampling=sampling,
-                max_steps=self.limits.max_steps,
-                cache_salt=caller.tenant.id,
-                on_text=on_text,
-            )
-            work = self._go_on(agent, space, turn, date, cause)
-            try:
-                result = await asyncio.wait_for(work, self.limits.timeout_s)
-            except TimeoutError:
-                raise ApiError(
-                    504,
-                    f"no reply within {self.limits.timeout_s:g} s; the same request goes on with it",
-                    type="server_error",
-                    code="timeout",
-                ) from None
-            self.tenants.spend(caller.tenant, result.prompt_tokens + result.generated_tokens)
+        with (
+            logs.bound(space=space.stored),
+            self.observer.turn(space.stored, self.engine.model, how.sampling) as watch,
+        ):
+            async with self._admitted(caller, space):
+                cause = how.cause
+                known = self._answered(space, cause) if cause else None
+                if known is not None:
+                    return _result_of(known)
+                agent = self._agent(caller, turn, how, watch)
+                result = await self._in_time(self._go_on(agent, space, turn, how.date, cause))
+                self.tenants.spend(caller.tenant, result.prompt_tokens + result.generated_tokens)
+            watch.ended(result)
             return result
+
+    def _agent(self, caller: Caller, turn: Turn, how: TurnOptions, watch: TurnWatch) -> Agent:
+        def tell(events: Sequence[Event]) -> None:
+            watch.events(events)
+            if how.on_request is not None and events[0].kind == "RequestStarted":
+                how.on_request(events[0].request)
+
+        own = list(self.toolbox)
+        return Agent(
+            self.engine,
+            self.store,
+            [*own, *_without(how.tools, own)],
+            instructions=turn.instructions,
+            sampling=how.sampling,
+            max_steps=self.limits.max_steps,
+            cache_salt=caller.tenant.id,
+            listener=tell,
+            on_step=watch.step,
+            on_text=how.on_text,
+        )
+
+    async def _in_time(self, work: Coroutine[Any, Any, RequestResult]) -> RequestResult:
+        try:
+            return await asyncio.wait_for(work, self.limits.timeout_s)
+        except TimeoutError:
+            raise ApiError(
+                504,
+                f"no reply within {self.limits.timeout_s:g} s; the same request goes on with it",
+                type="server_error",
+                code="timeout",
+            ) from None
 
     async def _go_on(
         self, agent: Agent, space: SpaceRef, turn: Turn, date: str | None, cause: Cause | None
@@ -280,8 +359,34 @@ class Service:
     # --- admission ------------------------------------------------------------------------------------------
 
     @asynccontextmanager
-    async def _admitted(self, caller: Caller) -> AsyncIterator[None]:
-        """Turn away what is too much, before the engine drowns; then wait for a place."""
+    async def _admitted(self, caller: Caller, space: SpaceRef) -> AsyncIterator[None]:
+        """Turn away what is too much, before the engine drowns; then wait for the space, and for a place.
+
+        In this order: who waits for a busy space of their own takes no place from others.
+        """
+        try:
+            self._check_room(caller.tenant)
+        except ApiError as error:
+            self.observer.rejected(str(error.code))
+            raise
+        lock = self._locks.setdefault(space.stored, asyncio.Lock())
+        self._of_tenant[caller.tenant.id] += 1
+        self.n_waiting += 1
+        waiting = True
+        try:
+            async with lock, self._places:
+                self.n_waiting -= 1
+                waiting = False
+                self.n_running += 1
+                try:
+                    yield
+                finally:
+                    self.n_running -= 1
+        finally:
+            self.n_waiting -= waiting
+            self._of_tenant[caller.tenant.id] -= 1
+
+    def _check_room(self, tenant: Tenant) -> None:
         if self.draining:
             raise ApiError(
                 503,
@@ -290,21 +395,13 @@ class Service:
                 code="draining",
                 headers={"Retry-After": "5"},
             )
-        self._check_rate(caller.tenant)
-        self._check_quota(caller.tenant)
+        self._check_rate(tenant)
+        self._check_quota(tenant)
+        self.check_bytes(tenant)
         if self.n_waiting >= self.limits.max_waiting:
             raise _too_many("the server is busy", "busy", 1)
-        self.n_waiting += 1
-        try:
-            await self._places.acquire()
-        finally:
-            self.n_waiting -= 1
-        self.n_running += 1
-        try:
-            yield
-        finally:
-            self.n_running -= 1
-            self._places.release()
+        if self._of_tenant[tenant.id] >= self.limits.max_per_tenant:
+            raise _too_many(f"{self.limits.max_per_tenant} turns at once are allowed", "too_many_at_once", 1)
 
     def _check_rate(self, tenant: Tenant) -> None:
         most = tenant.quota.requests_per_minute

@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass, replace
 from pathlib import Path
 from typing import Literal, get_args
 
@@ -19,10 +19,13 @@ from flowstate_local.errors import StoreError, UsageError
 Scope = Literal["read", "write", "admin"]
 """Each holds those before it."""
 PREFIX = "fs-"
+SHARED = "~"
+"""Between the name of an owner and that of a space that is shared: "OWNER~SPACE". No name of a tenant holds it, nor
+one of a space that a server keeps."""
 _SCHEMA = """
 create table if not exists tenants (
   id text primary key, name text not null unique, created_at real not null,
-  requests_per_minute integer, tokens_per_day integer, max_bytes integer);
+  requests_per_minute integer, tokens_per_day integer, max_bytes integer, is_operator integer not null);
 create table if not exists keys (
   digest text primary key, id text not null unique, tenant text not null references tenants(id), scope text not null,
   created_at real not null, expires_at real, revoked_at real);
@@ -52,7 +55,9 @@ class Tenant:
     id: str
     """Sixteen hex digits; part of the names of its spaces in the store."""
     name: str
-    quota: Quota
+    quota: Quota = Quota()
+    is_operator: bool = False
+    """Whether its admin keys manage the other tenants."""
 
 
 @dataclass(frozen=True)
@@ -81,6 +86,10 @@ class KeyInfo:
     expires_at: float | None
     revoked_at: float | None
 
+    def is_good(self, now: float) -> bool:
+        """Whether it opens anything at that time."""
+        return self.revoked_at is None and (self.expires_at is None or self.expires_at > now)
+
 
 class Tenants:
     """Tenants in a SQLite file, which any number of threads and processes may use.
@@ -99,7 +108,9 @@ class Tenants:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._db = sqlite3.connect(path, check_same_thread=False, isolation_level=None, timeout=10)
-            self._db.executescript(f"pragma journal_mode=wal; pragma foreign_keys=on; {_SCHEMA}")
+            self._db.executescript(
+                f"pragma journal_mode=wal; pragma synchronous=normal; pragma foreign_keys=on; {_SCHEMA}"
+            )
             path.chmod(0o600)
         except (OSError, sqlite3.Error) as error:
             raise StoreError(f"{path} can't hold tenants: {error}") from error
@@ -110,45 +121,50 @@ class Tenants:
 
     # --- tenants ------------------------------------------------------------------------------------------
 
-    def create(self, name: str, quota: Quota | None = None) -> Tenant:
+    def create(self, name: str, quota: Quota | None = None, *, is_operator: bool = False) -> Tenant:
         """A new tenant.
 
         Raises:
-            UsageError: the name is empty or taken.
+            UsageError: the name is empty, too long, taken, or holds what separates it from that of a space.
         """
         if not name.strip() or len(name) > 100:
             raise UsageError("a tenant needs a name of 1 to 100 characters")
-        quota = quota or Quota()
-        tenant = Tenant(secrets.token_hex(8), name, quota)
+        if SHARED in name or "/" in name or not name.isprintable():
+            raise UsageError(f"the name of a tenant can't hold {SHARED!r}, '/' or control characters")
+        tenant = Tenant(secrets.token_hex(8), name, quota or Quota(), is_operator)
+        row = (tenant.id, name, self._clock(), *astuple(tenant.quota), int(is_operator))
         with self._transaction() as db:
             try:
-                db.execute(
-                    "insert into tenants values (?, ?, ?, ?, ?, ?)",
-                    (
-                        tenant.id,
-                        name,
-                        self._clock(),
-                        quota.requests_per_minute,
-                        quota.tokens_per_day,
-                        quota.max_bytes,
-                    ),
-                )
+                db.execute("insert into tenants values (?, ?, ?, ?, ?, ?, ?)", row)
             except sqlite3.IntegrityError:
                 raise UsageError(f"there is a tenant {name!r} already") from None
         return tenant
 
+    def set_quota(self, tenant: Tenant, quota: Quota) -> Tenant:
+        """The tenant with another quota, from now on."""
+        query = "update tenants set requests_per_minute = ?, tokens_per_day = ?, max_bytes = ? where id = ?"
+        with self._transaction() as db:
+            db.execute(query, (*astuple(quota), tenant.id))
+        return replace(tenant, quota=quota)
+
+    def delete(self, tenant: Tenant) -> None:
+        """Forget a tenant with its keys, shares and counts. Its spaces are the store's to erase."""
+        with self._transaction() as db:
+            db.execute("delete from keys where tenant = ?", (tenant.id,))
+            db.execute("delete from spent where tenant = ?", (tenant.id,))
+            db.execute("delete from shares where owner = ? or guest = ?", (tenant.id, tenant.id))
+            db.execute("delete from tenants where id = ?", (tenant.id,))
+
     def all(self) -> list[Tenant]:
         """Every tenant, by name."""
-        with self._transaction() as db:
+        with self._reading() as db:
             return [_tenant(row) for row in db.execute("select * from tenants order by name")]
 
-    def named(self, name: str) -> Tenant:
-        """A tenant by its name. Raises UsageError."""
-        with self._transaction() as db:
-            row = db.execute("select * from tenants where name = ?", (name,)).fetchone()
-        if row is None:
-            raise UsageError(f"there is no tenant {name!r}")
-        return _tenant(row)
+    def get(self, tenant_id: str) -> Tenant | None:
+        """A tenant by its id."""
+        with self._reading() as db:
+            row = db.execute("select * from tenants where id = ?", (tenant_id,)).fetchone()
+        return None if row is None else _tenant(row)
 
     # --- keys ---------------------------------------------------------------------------------------------
 
@@ -156,32 +172,26 @@ class Tenants:
         """A new key; it is told once and never again."""
         if scope not in get_args(Scope):
             raise UsageError(f"unknown scope {scope!r}", hint="Use read, write or admin.")
-        key = PREFIX + secrets.token_urlsafe(32)
-        now = self._clock()
+        key, now = PREFIX + secrets.token_urlsafe(32), self._clock()
+        expires_at = now + days * 86_400 if days else None
+        row = (_digest(key), secrets.token_hex(6), tenant.id, scope, now, expires_at)
         with self._transaction() as db:
-            db.execute(
-                "insert into keys values (?, ?, ?, ?, ?, ?, null)",
-                (
-                    _digest(key),
-                    secrets.token_hex(6),
-                    tenant.id,
-                    scope,
-                    now,
-                    now + days * 86_400 if days else None,
-                ),
-            )
+            db.execute("insert into keys values (?, ?, ?, ?, ?, ?, null)", row)
         return key
 
-    def rotate(self, key: str, *, grace_s: float = 0.0) -> str:
-        """A new key in place of an old one, which is good for `grace_s` more seconds. Raises UsageError."""
-        caller = self.caller(key)
-        if caller is None:
-            raise UsageError("the key is unknown, revoked or expired")
-        fresh = self.issue(caller.tenant, caller.scope)
+    def rotate(self, key_id: str, tenant: Tenant, *, grace_s: float = 0.0) -> str | None:
+        """A new key of the same scope in place of an old one, which is good for `grace_s` more seconds.
+
+        None if the tenant has no such key that is good.
+        """
+        old = next((info for info in self.keys(tenant) if info.id == key_id), None)
+        if old is None or not old.is_good(self._clock()):
+            return None
+        fresh = self.issue(tenant, old.scope)
         with self._transaction() as db:
             db.execute(
                 "update keys set expires_at = min(coalesce(expires_at, 1e300), ?) where id = ?",
-                (self._clock() + grace_s, caller.key),
+                (self._clock() + grace_s, key_id),
             )
         return fresh
 
@@ -197,7 +207,7 @@ class Tenants:
     def keys(self, tenant: Tenant) -> list[KeyInfo]:
         """What is known of the keys of a tenant, the oldest first."""
         query = "select id, tenant, scope, created_at, expires_at, revoked_at from keys where tenant = ? order by created_at"
-        with self._transaction() as db:
+        with self._reading() as db:
             return [KeyInfo(*row) for row in db.execute(query, (tenant.id,))]
 
     def caller(self, key: str) -> Caller | None:
@@ -206,7 +216,7 @@ class Tenants:
             "select k.id, k.scope, k.expires_at, k.revoked_at, t.* from keys k join tenants t on t.id = k.tenant"
             " where k.digest = ?"
         )
-        with self._transaction() as db:
+        with self._reading() as db:
             row = db.execute(query, (_digest(key),)).fetchone()
         if row is None or row[3] is not None or (row[2] is not None and row[2] <= self._clock()):
             return None
@@ -236,9 +246,29 @@ class Tenants:
             "select s.may_write, t.* from shares s join tenants t on t.id = s.owner"
             " where t.name = ? and s.space = ? and s.guest = ?"
         )
-        with self._transaction() as db:
+        with self._reading() as db:
             row = db.execute(query, (owner_name, space, guest.id)).fetchone()
         return None if row is None else (_tenant(row[1:]), bool(row[0]))
+
+    def shares(self, owner: Tenant, space: str) -> list[tuple[Tenant, bool]]:
+        """Who may use a space beside its owner, and whether they may write."""
+        query = (
+            "select s.may_write, t.* from shares s join tenants t on t.id = s.guest"
+            " where s.owner = ? and s.space = ? order by t.name"
+        )
+        with self._reading() as db:
+            return [(_tenant(row[1:]), bool(row[0])) for row in db.execute(query, (owner.id, space))]
+
+    def shared_spaces(self, guest: Tenant) -> list[tuple[str, bool]]:
+        """What is shared with a tenant, as "OWNER~SPACE", and whether it may write there."""
+        query = (
+            "select t.name, s.space, s.may_write from shares s join tenants t on t.id = s.owner"
+            " where s.guest = ? order by t.name, s.space"
+        )
+        with self._reading() as db:
+            return [
+                (f"{owner}{SHARED}{space}", bool(may)) for owner, space, may in db.execute(query, (guest.id,))
+            ]
 
     # --- what was spent -----------------------------------------------------------------------------------
 
@@ -252,7 +282,7 @@ class Tenants:
 
     def spent_today(self, tenant: Tenant) -> int:
         """Tokens of this day (UTC)."""
-        with self._transaction() as db:
+        with self._reading() as db:
             row = db.execute(
                 "select tokens from spent where tenant = ? and day = ?", (tenant.id, self._day())
             ).fetchone()
@@ -260,6 +290,14 @@ class Tenants:
 
     def _day(self) -> int:
         return int(self._clock() // 86_400)
+
+    @contextmanager
+    def _reading(self) -> Iterator[sqlite3.Connection]:
+        with self._lock:
+            try:
+                yield self._db
+            except sqlite3.Error as error:
+                raise StoreError(f"the tenants can't be read: {error}") from error
 
     @contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
@@ -270,7 +308,7 @@ class Tenants:
                 self._db.execute("commit")
             except sqlite3.Error as error:
                 self._roll_back()
-                raise StoreError(f"the tenants can't be read or written: {error}") from error
+                raise StoreError(f"the tenants can't be written: {error}") from error
             except UsageError:
                 self._roll_back()
                 raise
@@ -280,8 +318,8 @@ class Tenants:
             self._db.execute("rollback")
 
 
-def _tenant(row: tuple[str, str, float, int | None, int | None, int | None]) -> Tenant:
-    return Tenant(row[0], row[1], Quota(row[3], row[4], row[5]))
+def _tenant(row: tuple[str, str, float, int | None, int | None, int | None, int]) -> Tenant:
+    return Tenant(row[0], row[1], Quota(*row[3:6]), bool(row[6]))
 
 
 def _digest(key: str) -> str:

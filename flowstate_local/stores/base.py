@@ -11,7 +11,7 @@ from typing import Protocol
 
 from flowstate_local.errors import BadSpaceName, UsageError
 from flowstate_local.events import Event
-from flowstate_local.nodes import Frozen, Node, RequestId
+from flowstate_local.nodes import EvidenceId, Frozen, IndexLine, Node, RequestId
 from flowstate_local.repository import EvidenceRecord, Reader, RequestRecord
 from flowstate_local.task_events import TASK_ID, TaskEvent, TaskId, TaskRecord, TaskStatus
 
@@ -85,6 +85,22 @@ class FinishedRequest:
     """The last events of the request, RequestFinished at the end."""
     index_floor: int
     """New value of `Head.index_floor`."""
+
+
+@dataclass(frozen=True)
+class Erasure:
+    """What an erasure writes in the place of what was there, and what it deletes (`erasure.py` makes it)."""
+
+    events: Mapping[int, Event]
+    """By seq."""
+    requests: Sequence[RequestRecord]
+    nodes: Sequence[Node]
+    lines: Mapping[RequestId, Sequence[IndexLine]]
+    """All lines of a request that any of the nodes belongs to."""
+    evidence: Sequence[EvidenceId]
+    """Records to delete."""
+    blobs: Sequence[str]
+    """Raw results to delete."""
 
 
 @dataclass(frozen=True)
@@ -244,6 +260,22 @@ class Store(Protocol):
         Raises:
             UsageError: there's no snapshot of that number.
         """
+
+    def erase(self, space: str, erasure: Erasure, *, expected_seq: int) -> None:
+        """Put tombstones in the place of what is there, all or nothing: the one exception to what never changes.
+
+        The empty raw result is stored with it: tombstones of results name it.
+
+        Raises:
+            ConflictError: the last event's seq isn't `expected_seq`.
+            UsageError: there is no such event, request or node to stand for.
+        """
+
+    def erase_space(self, space: str) -> bool:
+        """Delete everything of a space, tasks too; whether there was anything. Its name can be used anew."""
+
+    def size_bytes_of(self, space: str) -> int:
+        """Bytes of all keys and values of a space, as they are stored."""
 
     def verify(self, space: str) -> list[Fault]:
         """Recompute every hash, resolve every ref and evidence id, check the log for gaps. [] means whole."""

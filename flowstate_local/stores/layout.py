@@ -7,7 +7,7 @@ the last event and how many they are. So a commit that only adds events writes a
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -16,10 +16,10 @@ from pydantic_core import to_json
 
 from flowstate_local.errors import CorruptValue
 from flowstate_local.events import Event
-from flowstate_local.nodes import IndexLine, Node
+from flowstate_local.nodes import IndexLine, Node, RequestId
 from flowstate_local.repository import EvidenceRecord, RequestRecord
 from flowstate_local.stores import codec, rules
-from flowstate_local.stores.base import Head
+from flowstate_local.stores.base import Erasure, Head
 
 TABLES = (
     "meta",
@@ -36,6 +36,9 @@ TABLES = (
     "task_index",
     "leases",
 )
+
+SPACE_TABLES = tuple(name for name in TABLES if name not in ("meta", "spaces", "task_index"))
+"""Those whose keys begin with the number of a space."""
 
 
 @dataclass(frozen=True)
@@ -137,6 +140,37 @@ def open_batch(key: bytes, value: bytes) -> list[tuple[int, Any]]:
     return parse_batch(codec.unpack(packed[0], packed[1:], subject), seqs, subject)
 
 
+def rewritten_batch(key: bytes, value: bytes, new: Mapping[int, Event]) -> Put:
+    """A batch with some of its events replaced, and its head as it was. Raises CorruptValue, UnknownVersion."""
+    head, _, _ = codec.unseal("events", key, value, seqs_text(seqs_of(key))).partition(LINE_END)
+    events = [new.get(seq, fields) for seq, fields in open_batch(key, value)]
+    form, body = codec.pack(to_json(events))
+    return Put("events", key, (codec.PLAIN, head + LINE_END + bytes([form]) + body))
+
+
+def erasure_puts(prefix: bytes, erasure: Erasure) -> list[Put]:
+    """What an erasure writes and deletes, all but the events."""
+    puts = [
+        Put("requests", prefix + u64(int(record.id[1:])), codec.pack(codec.dump(record)))
+        for record in erasure.requests
+    ]
+    puts += [Put("nodes", prefix + node.id.encode(), codec.pack(codec.dump(node))) for node in erasure.nodes]
+    for request, lines in erasure.lines.items():
+        puts += line_puts(prefix, request, lines)
+    puts += [Put("evidence", prefix + u64(int(one[1:])), None) for one in erasure.evidence]
+    puts += [Put("blobs", prefix + bytes.fromhex(key), None) for key in erasure.blobs]
+    return [*puts, Put("blobs", prefix + bytes.fromhex(rules.EMPTY), codec.pack(b""))]
+
+
+def line_puts(prefix: bytes, request: RequestId, lines: Sequence[IndexLine]) -> list[Put]:
+    """The index lines of a request."""
+    start = prefix + u64(int(request[1:]))
+    return [
+        Put("lines", start + i.to_bytes(4, "big"), codec.pack(codec.dump(line)))
+        for i, line in enumerate(lines)
+    ]
+
+
 def load_event(seq: int, fields: Any) -> Event:
     """An event from its batch. Raises CorruptValue, UnknownVersion."""
     return codec.load_event(fields, seq, f"event seq {seq}")
@@ -164,8 +198,7 @@ def request_puts(prefix: bytes, end: rules.PersistPlan) -> list[Put]:
     puts = [Put("requests", prefix + number, codec.pack(codec.dump(end.record)))]
     for node in end.nodes:
         puts.append(Put("nodes", prefix + node.id.encode(), codec.pack(codec.dump(node))))
-    for i, line in enumerate(end.lines):
-        puts.append(Put("lines", prefix + number + i.to_bytes(4, "big"), codec.pack(codec.dump(line))))
+    puts += line_puts(prefix, end.record.id, end.lines)
     for record in end.evidence:
         key = prefix + u64(int(record.id[1:]))
         puts.append(Put("evidence", key, codec.pack(codec.dump(record))))

@@ -43,6 +43,7 @@ from flowstate_local.nodes import (
 from flowstate_local.repository import EvidenceRecord, Reader, RequestRecord
 from flowstate_local.stores import codec, layout, rules, task_layout, task_rules, verification
 from flowstate_local.stores.base import (
+    Erasure,
     Fault,
     FinishedRequest,
     Head,
@@ -65,6 +66,8 @@ _BATCH_RECORDS = 256
 _BATCH_BYTES = 2**20
 _DATA_FILE = "data.mdb"
 _MAX_PLACES = 4096
+LAST_KEY = b"\xff" * 400
+"""Behind the prefix of a space: no key is as high."""
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 Txn: TypeAlias = Any
@@ -212,6 +215,47 @@ class LmdbStore:
             for record in self.requests(space)
             for node_id in record.nodes
         )
+
+    def erase(self, space: str, erasure: Erasure, *, expected_seq: int) -> None:
+        """See `Store.erase`. The bytes stay in free pages of the file until something overwrites them; a copy made
+        with `backup` hasn't got them.
+        """
+        check_space_name(space)
+
+        def plan(txn: Txn) -> tuple[None, list[layout.Put]]:
+            view = _View(self._env, txn, space)
+            rules.check_erasure(view, space, erasure, expected_seq=expected_seq)
+            if view.prefix is None:
+                return None, []
+            batches = {pair[0]: pair[1] for pair in map(view.batch_of, erasure.events)}
+            puts = [layout.rewritten_batch(key, value, erasure.events) for key, value in batches.items()]
+            return None, [*puts, *layout.erasure_puts(view.prefix, erasure)]
+
+        self._commit(plan)
+
+    def erase_space(self, space: str) -> bool:
+        """See `Store.erase_space`, and `erase` of the bytes."""
+        check_space_name(space)
+
+        def plan(txn: Txn) -> tuple[bool, list[layout.Put]]:
+            view = _View(self._env, txn, space)
+            if view.prefix is None:
+                return False, []
+            puts = [layout.Put("spaces", space.encode(), None)]
+            for key in view.keys_of("tasks", view.prefix, view.prefix + LAST_KEY):
+                entry = view.entry(TaskId(key[8:].decode()))
+                puts += task_layout.index_removals(view.prefix, entry) if entry else []
+            for table in layout.SPACE_TABLES:
+                keys = view.keys_of(table, view.prefix, view.prefix + LAST_KEY)
+                puts += [layout.Put(table, key, None) for key in keys]
+            return True, puts
+
+        return bool(self._commit(plan))
+
+    def size_bytes_of(self, space: str) -> int:
+        """See `Store.size_bytes_of`."""
+        with self._view(space) as view:
+            return 0 if view.prefix is None else sum(map(view.size_bytes_of, layout.SPACE_TABLES))
 
     def verify(self, space: str) -> list[Fault]:
         """See `Store.verify`."""
@@ -531,8 +575,9 @@ class _View:
         self._tables = environment.tables
         self._txn = txn
         self._name = space.encode()
-        self._known = known
-        self.prefix = known.prefix if known else self._read_prefix()
+        # Where it stood is forgotten with the space, which anybody may have erased and begun anew.
+        self._known = known if known and txn.get(known.last_key, db=self._tables["events"]) else None
+        self.prefix = self._known.prefix if self._known else self._read_prefix()
         """The number of the space as eight bytes; None while it is unknown."""
 
     def _read_prefix(self) -> bytes | None:
@@ -586,6 +631,25 @@ class _View:
         if value is None or self.prefix is None:
             return None
         return task_layout.decode_lease(self.prefix + task.encode(), value)
+
+    def batch_of(self, seq: int) -> tuple[bytes, bytes]:
+        """The batch that holds an event. Raises CorruptValue."""
+        cursor = self._txn.cursor(self._tables["events"])
+        there = cursor.set_range((self.prefix or b"") + layout.u64(seq))
+        key = cursor.key() if there else b""
+        if not there or not key.startswith(self.prefix or b"") or seq not in layout.seqs_of(key):
+            raise CorruptValue(f"event seq {seq}: missing from the log")
+        return cursor.item()  # type: ignore[no-any-return]
+
+    def size_bytes_of(self, table: str) -> int:
+        """Of the keys and values of the space in a table."""
+        assert self.prefix is not None
+        cursor, size_bytes = self._txn.cursor(self._tables[table]), 0
+        there = cursor.set_range(self.prefix)
+        while there and cursor.key().startswith(self.prefix):
+            size_bytes += len(cursor.key()) + len(cursor.value())
+            there = cursor.next()
+        return size_bytes
 
     def last_of(self, table: str, start: bytes, stop: bytes) -> tuple[bytes, bytes] | None:
         """The pair with the highest key from `start` to `stop`, both included."""

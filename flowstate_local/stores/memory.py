@@ -7,6 +7,7 @@ can't be written to disk can't be put here either.
 import json
 import threading
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from flowstate_local.errors import CorruptValue, StoreError, UsageError
 from flowstate_local.events import Event
@@ -14,6 +15,7 @@ from flowstate_local.nodes import EvidenceId, IndexLine, Node, NodeId, RequestId
 from flowstate_local.repository import EvidenceRecord, Reader, RequestRecord
 from flowstate_local.stores import codec, rules, task_rules, verification
 from flowstate_local.stores.base import (
+    Erasure,
     Fault,
     FinishedRequest,
     Head,
@@ -196,6 +198,33 @@ class MemoryStore:
             found.head, found.record = head, codec.dump(record.model_copy(update={"archived": True}))
         return head
 
+    def erase(self, space: str, erasure: Erasure, *, expected_seq: int) -> None:
+        """See `Store.erase`."""
+        with self._lock:
+            current = self._space(space)
+            rules.check_erasure(current, space, erasure, expected_seq=expected_seq)
+            for seq, event in erasure.events.items():
+                current.events[seq - 1] = codec.dump(event)
+            current.requests.update({record.id: codec.dump(record) for record in erasure.requests})
+            current.nodes.update({node.id: codec.dump(node) for node in erasure.nodes})
+            for request, lines in erasure.lines.items():
+                current.index[request] = [codec.dump(line) for line in lines]
+            for evidence in erasure.evidence:
+                current.records.pop(evidence, None)
+            for key in erasure.blobs:
+                current.blobs.pop(key, None)
+            current.blobs[rules.EMPTY] = b""
+
+    def erase_space(self, space: str) -> bool:
+        """See `Store.erase_space`."""
+        with self._lock:
+            self._space(space)
+            return self._spaces.pop(space, None) is not None
+
+    def size_bytes_of(self, space: str) -> int:
+        """See `Store.size_bytes_of`."""
+        return self._space(space).size_bytes()
+
     def verify(self, space: str) -> list[Fault]:
         """See `Store.verify`."""
         return verification.verify(self._space(space), space)
@@ -224,6 +253,11 @@ class _Task:
         self.events: dict[int, bytes] = {}
         self.snapshots: dict[int, bytes] = {}
 
+    def size_bytes(self) -> int:
+        return len(self.record) + sum(
+            len(body) for table in (self.events, self.snapshots) for body in table.values()
+        )
+
     def read_events(self, task: TaskId, after: int, upto: int | None) -> Iterator[TaskEvent]:
         last = self.head.seq if upto is None else min(upto, self.head.seq)
         for seq in range(after + 1, last + 1):
@@ -243,6 +277,12 @@ class _Space:
         self.blobs: dict[str, bytes] = {}
         self.tasks: dict[TaskId, _Task] = {}
         self.leases: dict[TaskId, Lease] = {}
+
+    def size_bytes(self) -> int:
+        tables: tuple[Mapping[Any, bytes], ...] = (self.nodes, self.records, self.requests, self.blobs)
+        named = sum(len(key) + len(body) for table in tables for key, body in list(table.items()))
+        lines = sum(len(body) for bodies in list(self.index.values()) for body in bodies)
+        return named + lines + sum(map(len, self.events)) + sum(t.size_bytes() for t in self.tasks.values())
 
     def task_head(self, task: TaskId) -> TaskHead:
         found = self.tasks.get(task)

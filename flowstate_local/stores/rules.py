@@ -28,7 +28,7 @@ from flowstate_local.nodes import (
     request_number,
 )
 from flowstate_local.repository import EvidenceRecord, RequestRecord
-from flowstate_local.stores.base import FinishedRequest, Head, digest
+from flowstate_local.stores.base import Erasure, FinishedRequest, Head, digest
 
 MAX_NUMBER = 2**63 - 1
 """Highest number of a request or evidence id: keys hold eight bytes."""
@@ -143,6 +143,19 @@ def plan_persist(
         lines=[IndexLine.of(node) for node in done.nodes],
         evidence=done.evidence,
     )
+
+
+def check_erasure(view: View, space: str, erasure: Erasure, *, expected_seq: int) -> None:
+    """Check an erasure against the space. Raises as `Store.erase` says."""
+    _check_seq(space, view.head(), expected_seq)
+    strangers: list[str] = [node.id for node in erasure.nodes if not view.has_node(node.id)]
+    strangers += [str(seq) for seq in erasure.events if not 0 < seq <= expected_seq]
+    if strangers:
+        raise UsageError(f"nothing is there to be erased: {', '.join(strangers)}")
+
+
+EMPTY = digest(b"")
+"""The raw result that tombstones name."""
 
 
 def _check_seq(space: str, head: Head, expected_seq: int) -> None:

@@ -74,6 +74,11 @@ def record_puts(prefix: bytes, head: TaskHead, before: "Entry | None", after: Ta
     return puts + [Put("task_index", key, (codec.PLAIN, b"")) for key in sorted(new - old)]
 
 
+def index_removals(prefix: bytes, entry: "Entry") -> list[Put]:
+    """What takes a task out of the indices."""
+    return [Put("task_index", key, None) for key in _index_keys(prefix, entry.fields())]
+
+
 class Entry:
     """What the indices hold of a task, read as far as somebody asks.
 

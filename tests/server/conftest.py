@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,8 +11,10 @@ import pytest
 import uvicorn
 
 from flowstate_local.server.app import make_app
+from flowstate_local.server.metrics import Metrics
+from flowstate_local.server.observe import EventLog, Observer, Observers
 from flowstate_local.server.service import Limits, Service
-from flowstate_local.server.tenants import Quota, Tenants
+from flowstate_local.server.tenants import Quota, Tenant, Tenants
 from flowstate_local.stores.lmdb import LmdbStore
 from flowstate_local.testing import ScriptedEngine
 from flowstate_local.tools import Tool, Toolbox
@@ -28,8 +30,11 @@ class Running:
     stop: Callable[[], None]
 
     def key(self, tenant: str, scope: Any = "write", **quota: int) -> str:
+        return self.tenants.issue(self.tenant(tenant, **quota), scope)
+
+    def tenant(self, name: str, **quota: int) -> Tenant:
         known = {t.name: t for t in self.tenants.all()}
-        return self.tenants.issue(known.get(tenant) or self.tenants.create(tenant, Quota(**quota)), scope)
+        return known.get(name) or self.tenants.create(name, Quota(**quota))
 
 
 @pytest.fixture
@@ -37,11 +42,20 @@ def serve(tmp_path: Path) -> Iterator[Callable[..., Running]]:
     """`serve(script, tools=..., limits=...)`: a server on the store of this test; again after a stop, with what is there."""
     running: list[Running] = []
 
-    def start(script: Any, *, tools: list[Tool] | None = None, limits: Limits | None = None) -> Running:
+    def start(
+        script: Any,
+        *,
+        tools: list[Tool] | None = None,
+        limits: Limits | None = None,
+        observers: Sequence[Observer] = (),
+    ) -> Running:
         store, tenants = LmdbStore.open(tmp_path / "store"), Tenants(tmp_path / "tenants.sqlite")
         engine = ScriptedEngine(script, check=False)
-        service = Service(engine, store, tenants, Toolbox(tools or []), limits or Limits())
-        server = uvicorn.Server(uvicorn.Config(make_app(service), port=0, log_level="warning"))
+        toolbox = Toolbox(tools or [])
+        metrics = Metrics(toolbox.names)
+        observer = Observers([metrics, EventLog(), *observers])
+        service = Service(engine, store, tenants, toolbox, limits or Limits(), observer)
+        server = uvicorn.Server(uvicorn.Config(make_app(service, metrics), port=0, log_level="warning"))
         thread = threading.Thread(target=server.run, daemon=True)
         thread.start()
         while not server.started:

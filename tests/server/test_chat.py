@@ -247,7 +247,7 @@ def test_a_foreign_space_and_one_that_is_not_there_look_the_same(serve: Serve, c
     ask: Any = {"model": "x", "messages": [{"role": "user", "content": "Hello"}]}
     client(server, mine).chat.completions.create(**ask, user="secret")
     seen = []
-    for space in ("ana/secret", "ana/nothing", "nobody/secret"):
+    for space in ("ana~secret", "ana~nothing", "nobody~secret"):
         with pytest.raises(openai.NotFoundError) as error:
             client(server, theirs).chat.completions.create(**ask, extra_headers={"X-FlowState-Space": space})
         seen.append(str(error.value).replace(space, "SPACE"))
@@ -255,13 +255,13 @@ def test_a_foreign_space_and_one_that_is_not_there_look_the_same(serve: Serve, c
     tenants = {t.name: t for t in server.tenants.all()}
     server.tenants.share(tenants["ana"], "secret", tenants["bob"], may_write=True)
     shared = client(server, theirs).chat.completions.create(
-        **ask, extra_headers={"X-FlowState-Space": "ana/secret"}
+        **ask, extra_headers={"X-FlowState-Space": "ana~secret"}
     )
     assert shared.choices[0].message.content == "hello"
     server.tenants.share(tenants["ana"], "secret", tenants["bob"], may_write=False)
     with pytest.raises(openai.NotFoundError):
         client(server, theirs).chat.completions.create(
-            **ask, extra_headers={"X-FlowState-Space": "ana/secret"}
+            **ask, extra_headers={"X-FlowState-Space": "ana~secret"}
         )
 
 
