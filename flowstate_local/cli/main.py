@@ -2,7 +2,7 @@
 
 import typer
 
-from flowstate_local.cli import batch, chat, demo, doctor, memory, model, run, serve, task
+from flowstate_local.cli import batch, chat, demo, doctor, memory, memory_changes, model, run, serve, task
 from flowstate_local.cli.bench.app import app as bench_app
 
 app = typer.Typer(
@@ -19,6 +19,8 @@ app.command("chat", epilog=chat.EXAMPLES)(chat.chat)
 app.command("doctor", epilog=doctor.EXAMPLES)(doctor.doctor)
 app.command("batch", epilog=batch.EXAMPLES)(batch.batch)
 app.command("serve", epilog=serve.EXAMPLES)(serve.serve)
+memory.app.command("import", epilog=memory_changes.IMPORT_EXAMPLES)(memory_changes.import_space)
+memory.app.command("erase", epilog=memory_changes.ERASE_EXAMPLES)(memory_changes.erase_parts)
 app.add_typer(memory.app)
 app.add_typer(model.app)
 app.add_typer(task.app)

@@ -1,4 +1,4 @@
-"""`flowstate memory`: look into a store. Read-only."""
+"""`flowstate memory`: look into a store. Nothing here changes it (`memory_changes` does)."""
 
 import json
 import sys
@@ -26,7 +26,7 @@ from flowstate_local.tasks.verification import verify as verify_tasks
 
 app = typer.Typer(
     name="memory",
-    help="Look into a store: nodes, raw results, graph, log. Never changes anything.",
+    help="Look into a store: nodes, raw results, graph, log. Only import and erase change anything.",
     no_args_is_help=True,
     rich_markup_mode="markdown",
 )

@@ -222,14 +222,14 @@ class LmdbStore:
         """
         check_space_name(space)
 
-        def plan(txn: Txn) -> tuple[None, list[layout.Put]]:
+        def plan(txn: Txn) -> tuple[bool, list[layout.Put]]:
             view = _View(self._env, txn, space)
             rules.check_erasure(view, space, erasure, expected_seq=expected_seq)
             if view.prefix is None:
-                return None, []
+                return True, []
             batches = {pair[0]: pair[1] for pair in map(view.batch_of, erasure.events)}
             puts = [layout.rewritten_batch(key, value, erasure.events) for key, value in batches.items()]
-            return None, [*puts, *layout.erasure_puts(view.prefix, erasure)]
+            return True, [*puts, *layout.erasure_puts(view.prefix, erasure)]
 
         self._commit(plan)
 
