@@ -80,7 +80,7 @@ class _Content:
             fields = json.loads(line)
             kind = fields.pop("kind")
             take = _KINDS[kind]
-        except (ValueError, AttributeError, KeyError, TypeError) as error:
+        except (ValueError, AttributeError, KeyError, TypeError, RecursionError) as error:
             raise UsageError(f"{where} is not of an exported space: {error!r}") from None
         try:
             take(self, fields)

@@ -4,6 +4,7 @@ labelled: their names are "scripted" and "bag-of-words (fake)".
 Use it to test an agent, to provoke faults (cut-off, empty, nonsense outputs), and where speed matters and wit doesn't.
 """
 
+import asyncio
 import json
 import math
 import re
@@ -18,6 +19,10 @@ from flowstate_local.completion import ChatFrame, Chunk, Completion, Constraint,
 from flowstate_local.errors import EngineUnavailable, PromptTooLong
 from flowstate_local.protocol import StepOutput
 
+CHUNK_CHARS = 40
+"""Characters of a piece of a stream."""
+MOST_BLOCKS = 200_000
+"""Blocks that its prefix cache holds before all are dropped."""
 _PIECE = re.compile(r"<\|[a-z_]+\|>|\w{1,6}|\s|[^\w\s]")
 
 Reply = StepOutput | str | Completion
@@ -60,6 +65,10 @@ class ScriptedEngine:
         context_window: tokens of its own (word) tokenizer.
         check: whether a reply that breaks the step's JSON Schema is an AssertionError, so that a script can't do
             what a constrained model couldn't. Texts and completions are never checked: they play faults.
+        first_chunk_s: seconds before the first piece of a stream, to play a slow model.
+        chunk_s: seconds between pieces.
+        remember: whether prompts and constraints are kept to be looked at; without it, any number of steps takes no
+            more memory.
     """
 
     name = "scripted"
@@ -73,6 +82,9 @@ class ScriptedEngine:
         context_window: int = 32_768,
         block_size: int = 32,
         check: bool = True,
+        first_chunk_s: float = 0.0,
+        chunk_s: float = 0.0,
+        remember: bool = True,
     ) -> None:
         self.tokenizer = ScriptedTokenizer()
         self.context_window = context_window
@@ -82,6 +94,9 @@ class ScriptedEngine:
         self.prompt_ids: list[list[int]] = []
         self.constraints: list[Constraint | None] = []
         self._check = check
+        self._first_chunk_s = first_chunk_s
+        self._chunk_s = chunk_s
+        self._remember = remember
         self._closed = False
         self._function = script if callable(script) else None
         self._replies: Iterator[Reply] = iter(()) if callable(script) else iter(script)
@@ -105,14 +120,17 @@ class ScriptedEngine:
             )
         started = time.perf_counter()
         prompt = self.tokenizer.decode(prompt_ids)
-        self.prompts.append(prompt)
-        self.prompt_ids.append(list(prompt_ids))
-        self.constraints.append(constraint)
-        completion = self._complete(
-            self._reply(prompt, constraint), prompt_ids, constraint, cache_salt, started
-        )
-        for start in range(0, len(completion.text), 40):
-            yield Chunk(completion.text[start : start + 40])
+        if self._remember:
+            self.prompts.append(prompt)
+            self.prompt_ids.append(list(prompt_ids))
+            self.constraints.append(constraint)
+        reply = self._reply(prompt, constraint)
+        await asyncio.sleep(self._first_chunk_s)
+        completion = self._complete(reply, prompt_ids, constraint, cache_salt, started)
+        for start in range(0, len(completion.text), CHUNK_CHARS):
+            if start:
+                await asyncio.sleep(self._chunk_s)
+            yield Chunk(completion.text[start : start + CHUNK_CHARS])
         yield Chunk("", completion)
 
     async def close(self) -> None:
@@ -161,6 +179,8 @@ class ScriptedEngine:
             hitting = hitting and chain in self._cached
             hits += self.block_size if hitting else 0
             self._cached.add(chain)
+        if len(self._cached) > MOST_BLOCKS:
+            self._cached.clear()
         return hits
 
 

@@ -1,12 +1,16 @@
 """`flowstate serve`: an engine, a store and the API in front of them, on one port."""
 
 import asyncio
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 
+from flowstate_local import logs
 from flowstate_local.cli.report import reported
 from flowstate_local.cli.roots import (
     DEFAULT_MODEL,
@@ -35,7 +39,7 @@ EXAMPLES = """Examples:
 Point any OpenAI client at http://HOST:PORT/v1; `user`, the header X-FlowState-Space or the path /v1/spaces/NAME names the memory.
 The first start makes an admin key and prints it once.
 """
-FIRST_TENANT = "admin"
+OPERATOR = "admin"
 
 
 def serve(
@@ -52,13 +56,20 @@ def serve(
     max_running: Annotated[
         int, typer.Option("--max-running", min=1, help="Turns in the engine at once.")
     ] = 64,
+    log: Annotated[
+        str, typer.Option("--log", help="File for JSON lines, one per request and event; - is stderr.")
+    ] = "-",
+    otlp: Annotated[
+        str | None, typer.Option("--otlp", help="Send traces to this OpenTelemetry collector (OTLP/HTTP).")
+    ] = None,
+    new_admin_key: Annotated[
+        bool, typer.Option("--new-admin-key", help="Print another admin key of the operator.")
+    ] = False,
 ) -> None:
     """Serve an OpenAI-compatible API with a memory, for many tenants."""
-    with reported():
+    with reported(), _logging_to(log):
         try:
-            import uvicorn
-
-            from flowstate_local.server.app import make_app
+            from flowstate_local.server.running import Observed, run
             from flowstate_local.server.service import Limits, Service
             from flowstate_local.server.tenants import Tenants
         except ModuleNotFoundError as error:
@@ -72,11 +83,14 @@ def serve(
 
         async def work() -> None:
             async with opened_engine(choice, console) as engine:
-                service = Service(engine, opened, tenants, toolbox_of(tools), Limits(max_running=max_running))
-                _first_key(tenants, console)
-                console.print(f"[bold]http://{host}:{port}/v1[/] {engine.model}; memories in {folder}")
-                config = uvicorn.Config(make_app(service), host=host, port=port, log_level="warning")
-                await uvicorn.Server(config).serve()
+                _tell_key(tenants, console, anew=new_admin_key)
+                toolbox = toolbox_of(tools)
+                with Observed.by(otlp, toolbox.names) as observed:
+                    service = Service(
+                        engine, opened, tenants, toolbox, Limits(max_running=max_running), observed.observer
+                    )
+                    console.print(f"[bold]http://{host}:{port}/v1[/] {engine.model}; memories in {folder}")
+                    await run(service, observed.metrics, host, port)
 
         try:
             asyncio.run(work())
@@ -85,7 +99,23 @@ def serve(
             tenants.close()
 
 
-def _first_key(tenants: "Tenants", console: Console) -> None:
-    if not tenants.all():
-        key = tenants.issue(tenants.create(FIRST_TENANT), "admin")
-        console.print(f"admin key, told only now: [bold]{key}[/]")
+@contextmanager
+def _logging_to(path: str) -> Iterator[None]:
+    try:
+        handler = logs.write_to(path)
+    except OSError as error:
+        raise UsageError(f"can't write the log {path}: {error.strerror}") from error
+    logging.getLogger("flowstate_local").setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        logging.getLogger().removeHandler(handler)
+        handler.close()
+
+
+def _tell_key(tenants: "Tenants", console: Console, *, anew: bool) -> None:
+    operator = next((tenant for tenant in tenants.all() if tenant.is_operator), None)
+    if operator is None:
+        operator, anew = tenants.create(OPERATOR, is_operator=True), True
+    if anew:
+        console.print(f"admin key, told only now: [bold]{tenants.issue(operator, 'admin')}[/]")

@@ -2,6 +2,8 @@
 
 from typing import Any
 
+from pydantic import BaseModel
+
 from flowstate_local.errors import (
     BadSpaceName,
     ConflictError,
@@ -13,6 +15,21 @@ from flowstate_local.errors import (
     StoreFull,
     UsageError,
 )
+
+
+class ErrorDetail(BaseModel):
+    """What went wrong."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class ErrorBody(BaseModel):
+    """The body of every answer other than success."""
+
+    error: ErrorDetail
 
 
 class ApiError(FlowStateError):

@@ -12,7 +12,7 @@ from starlette.exceptions import HTTPException
 
 from flowstate_local.errors import FlowStateError
 from flowstate_local.server import admin, chat, memory, responses
-from flowstate_local.server.api_errors import ApiError, as_api_error
+from flowstate_local.server.api_errors import ApiError, ErrorBody, as_api_error
 from flowstate_local.server.edge import Edge, answer, logger
 from flowstate_local.server.metrics import CONTENT_TYPE, Metrics
 from flowstate_local.server.service import Service
@@ -41,6 +41,10 @@ def make_app(service: Service, metrics: Metrics | None = None) -> FastAPI:
         lifespan=lifespan,
         redoc_url=None,
         redirect_slashes=False,
+        responses={
+            "4XX": {"model": ErrorBody, "description": "Refused: the error says why"},
+            "5XX": {"model": ErrorBody, "description": "The server could not do it"},
+        },
     )
     app.state.service = service
     app.include_router(chat.router)

@@ -6,8 +6,9 @@ import time
 from collections.abc import AsyncIterator, Iterable
 from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Header, Request
+from fastapi import APIRouter, Depends, Header, Request
 from fastapi.responses import JSONResponse, StreamingResponse
+from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from pydantic import BaseModel, ConfigDict, Field
 
 from flowstate_local.completion import Sampling
@@ -84,7 +85,20 @@ DateHeader = Annotated[
     str | None, Header(alias="X-FlowState-Date", description="Today, as the model should see it.")
 ]
 KeyHeader = Annotated[str | None, Header(alias="Idempotency-Key", max_length=200)]
-Authorization = Annotated[str | None, Header(description="Bearer KEY")]
+_BEARER = HTTPBearer(auto_error=False, description="An API key.")
+
+
+async def _authorization(
+    credentials: Annotated[HTTPAuthorizationCredentials | None, Depends(_BEARER)],
+) -> str | None:
+    return f"{credentials.scheme} {credentials.credentials}" if credentials else None
+
+
+Authorization = Annotated[str | None, Depends(_authorization)]
+"""The header of that name, declared so that OpenAPI clients know how to log in."""
+STREAM_OR_JSON: dict[int | str, dict[str, Any]] = {
+    200: {"description": "Whole, or as server-sent events", "content": {"text/event-stream": {}}}
+}
 
 
 @router.get("/models", summary="The model that is served")
@@ -96,7 +110,12 @@ async def models(request: Request, authorization: Authorization = None) -> dict[
     return {"object": "list", "data": [one]}
 
 
-@router.post("/chat/completions", summary="A turn of a conversation with a memory", response_model=None)
+@router.post(
+    "/chat/completions",
+    summary="A turn of a conversation with a memory",
+    response_model=None,
+    responses=STREAM_OR_JSON,
+)
 async def chat(
     body: ChatRequest,
     request: Request,
@@ -112,7 +131,10 @@ async def chat(
 
 
 @router.post(
-    "/spaces/{space}/chat/completions", summary="The same, the space in the path", response_model=None
+    "/spaces/{space}/chat/completions",
+    summary="The same, the space in the path",
+    response_model=None,
+    responses=STREAM_OR_JSON,
 )
 async def chat_in_space(
     space: str,

@@ -75,9 +75,12 @@ def _text(message: Mapping[str, Any], place: int) -> str:
         return ""
     if isinstance(content, str):
         return content
+    if not isinstance(content, list):
+        raise UsageError(f"messages.{place}: content is neither a text nor a list of parts")
     parts = []
     for part in content:
-        if part.get("type") not in ("text", "input_text", "output_text"):
-            raise UsageError(f"messages.{place}: a part of type {part.get('type')!r}; only text is taken")
+        kind = part.get("type") if isinstance(part, dict) else None
+        if kind not in ("text", "input_text", "output_text"):
+            raise UsageError(f"messages.{place}: a part of type {kind!r}; only text is taken")
         parts.append(str(part.get("text", "")))
     return "".join(parts)

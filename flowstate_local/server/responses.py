@@ -19,6 +19,7 @@ from flowstate_local.loop import RequestResult
 from flowstate_local.nodes import RequestId
 from flowstate_local.server.api_errors import ApiError, as_api_error
 from flowstate_local.server.chat import (
+    STREAM_OR_JSON,
     Authorization,
     DateHeader,
     FunctionTool,
@@ -117,7 +118,7 @@ class ResponseId:
         return cls(space, request, after)
 
 
-@router.post("/responses", summary="A turn, as a response", response_model=None)
+@router.post("/responses", summary="A turn, as a response", response_model=None, responses=STREAM_OR_JSON)
 async def respond(
     body: ResponseRequest,
     request: Request,

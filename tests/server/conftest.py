@@ -15,6 +15,7 @@ from flowstate_local.server.metrics import Metrics
 from flowstate_local.server.observe import EventLog, Observer, Observers
 from flowstate_local.server.service import Limits, Service
 from flowstate_local.server.tenants import Quota, Tenant, Tenants
+from flowstate_local.stores.base import Store
 from flowstate_local.stores.lmdb import LmdbStore
 from flowstate_local.testing import ScriptedEngine
 from flowstate_local.tools import Tool, Toolbox
@@ -37,6 +38,25 @@ class Running:
         return known.get(name) or self.tenants.create(name, Quota(**quota))
 
 
+def listening(service: Service, tenants: Tenants, store: Store, metrics: Metrics | None = None) -> Running:
+    """A server in a thread on a free port; its `stop` closes store and tenants too."""
+    server = uvicorn.Server(uvicorn.Config(make_app(service, metrics), port=0, log_level="warning"))
+    thread = threading.Thread(target=server.run, daemon=True)
+    thread.start()
+    while not server.started:
+        time.sleep(0.005)
+    port = server.servers[0].sockets[0].getsockname()[1]
+
+    def stop() -> None:
+        if thread.is_alive():
+            server.should_exit = True
+            thread.join(30)
+            store.close()
+            tenants.close()
+
+    return Running(f"http://127.0.0.1:{port}", service, tenants, stop)
+
+
 @pytest.fixture
 def serve(tmp_path: Path) -> Iterator[Callable[..., Running]]:
     """`serve(script, tools=..., limits=...)`: a server on the store of this test; again after a stop, with what is there."""
@@ -50,28 +70,13 @@ def serve(tmp_path: Path) -> Iterator[Callable[..., Running]]:
         observers: Sequence[Observer] = (),
     ) -> Running:
         store, tenants = LmdbStore.open(tmp_path / "store"), Tenants(tmp_path / "tenants.sqlite")
-        engine = ScriptedEngine(script, check=False)
         toolbox = Toolbox(tools or [])
         metrics = Metrics(toolbox.names)
         observer = Observers([metrics, EventLog(), *observers])
+        engine = ScriptedEngine(script, check=False)
         service = Service(engine, store, tenants, toolbox, limits or Limits(), observer)
-        server = uvicorn.Server(uvicorn.Config(make_app(service, metrics), port=0, log_level="warning"))
-        thread = threading.Thread(target=server.run, daemon=True)
-        thread.start()
-        while not server.started:
-            time.sleep(0.005)
-        port = server.servers[0].sockets[0].getsockname()[1]
-
-        def stop() -> None:
-            if thread.is_alive():
-                server.should_exit = True
-                thread.join(30)
-                store.close()
-                tenants.close()
-
-        one = Running(f"http://127.0.0.1:{port}", service, tenants, stop)
-        running.append(one)
-        return one
+        running.append(listening(service, tenants, store, metrics))
+        return running[-1]
 
     yield start
     for one in running:

@@ -1,0 +1,67 @@
+"""A server that runs: what watches it, and how it stops."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import FrameType
+
+import uvicorn
+
+from flowstate_local.server.app import DRAIN_S, make_app
+from flowstate_local.server.metrics import Metrics
+from flowstate_local.server.observe import EventLog, Observer, Observers
+from flowstate_local.server.service import Service
+from flowstate_local.server.tracing import Tracing, exporting
+
+
+@dataclass(frozen=True)
+class Observed:
+    """What watches a server."""
+
+    metrics: Metrics
+    observer: Observer
+
+    @classmethod
+    @contextmanager
+    def by(cls, otlp: str | None, own_tools: Sequence[str]) -> Iterator["Observed"]:
+        """Metrics, the log, and traces if there is a collector; what they hold back goes out in the end.
+
+        Args:
+            otlp: address of an OpenTelemetry collector.
+            own_tools: names of the tools that the server runs.
+        """
+        metrics = Metrics(own_tools)
+        if otlp is None:
+            yield cls(metrics, Observers([metrics, EventLog()]))
+            return
+        provider = exporting(otlp)
+        try:
+            yield cls(metrics, Observers([Tracing(provider), metrics, EventLog()]))
+        finally:
+            provider.shutdown()
+
+
+class _Server(uvicorn.Server):
+    """Takes nothing new from the first signal on; the second ends it at once."""
+
+    def __init__(self, config: uvicorn.Config, service: Service) -> None:
+        super().__init__(config)
+        self._service = service
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        self._service.draining = True
+        super().handle_exit(sig, frame)
+
+
+async def run(service: Service, metrics: Metrics, host: str, port: int) -> None:
+    """Serve until a signal; then let streams end, for a while."""
+    config = uvicorn.Config(
+        make_app(service, metrics),
+        host=host,
+        port=port,
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        timeout_graceful_shutdown=round(DRAIN_S),
+    )
+    await _Server(config, service).serve()
