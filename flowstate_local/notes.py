@@ -209,7 +209,9 @@ class _Draft:
 
     def _committed(self, read: list[Event]) -> DeltaCommitted:
         fields = {name: getattr(self.note, name) for name in Add.model_fields if name in Note.model_fields}
-        fields["slots"] = tuple(Slot(name=_line(s.name) or "-", value=_line(s.value)) for s in self.note.slots)
+        fields["slots"] = tuple(
+            Slot(name=_line(s.name) or "-", value=_line(s.value)) for s in self.note.slots
+        )
         if self.source_id is not None:
             fields["evidence"] = (*self.note.evidence, self.source_id)
         add = Add(id=self.node_id, **fields)

@@ -2,7 +2,7 @@
 
 import typer
 
-from flowstate_local.cli import batch, chat, demo, doctor, memory, model, run, serve, task
+from flowstate_local.cli import batch, chat, demo, doctor, mcp, memory, model, run, serve, task
 from flowstate_local.cli.bench.app import app as bench_app
 
 app = typer.Typer(
@@ -19,6 +19,7 @@ app.command("chat", epilog=chat.EXAMPLES)(chat.chat)
 app.command("doctor", epilog=doctor.EXAMPLES)(doctor.doctor)
 app.command("batch", epilog=batch.EXAMPLES)(batch.batch)
 app.command("serve", epilog=serve.EXAMPLES)(serve.serve)
+app.command("mcp", epilog=mcp.EXAMPLES)(mcp.mcp)
 app.add_typer(memory.app)
 app.add_typer(model.app)
 app.add_typer(task.app)

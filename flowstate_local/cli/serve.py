@@ -49,6 +49,10 @@ def serve(
     window: Window = 8_192,
     tools: Tools = None,
     store: StorePath = None,
+    origin: Annotated[
+        list[str] | None,
+        typer.Option("--origin", help="Web pages that may call /mcp, as https://host; repeatable."),
+    ] = None,
     max_running: Annotated[
         int, typer.Option("--max-running", min=1, help="Turns in the engine at once.")
     ] = 64,
@@ -75,7 +79,9 @@ def serve(
                 service = Service(engine, opened, tenants, toolbox_of(tools), Limits(max_running=max_running))
                 _first_key(tenants, console)
                 console.print(f"[bold]http://{host}:{port}/v1[/] {engine.model}; memories in {folder}")
-                config = uvicorn.Config(make_app(service), host=host, port=port, log_level="warning")
+                config = uvicorn.Config(
+                    make_app(service, origins=origin or ()), host=host, port=port, log_level="warning"
+                )
                 await uvicorn.Server(config).serve()
 
         try:

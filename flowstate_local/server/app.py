@@ -1,6 +1,6 @@
 """The application: routes, errors in OpenAI's shape, limits, health, and a drain at the end."""
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -12,19 +12,27 @@ from starlette.exceptions import HTTPException
 from flowstate_local.errors import FlowStateError
 from flowstate_local.server import chat, memory
 from flowstate_local.server.api_errors import ApiError, as_api_error
+from flowstate_local.server.mcp_http import McpEndpoint, mount
 from flowstate_local.server.service import Service
 
 DRAIN_S = 20.0
 """Seconds that turns under way get to end when the server stops."""
 
 
-def make_app(service: Service) -> FastAPI:
-    """The whole API around a service. The caller closes engine, store and tenants after it."""
+def make_app(service: Service, *, origins: Collection[str] = ()) -> FastAPI:
+    """The whole API around a service. The caller closes engine, store and tenants after it.
+
+    Args:
+        service: what is behind it.
+        origins: of web pages that may call /mcp, besides those of this machine.
+    """
+    mcp = McpEndpoint(service, origins)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        yield
-        await service.drain(DRAIN_S)
+        async with mcp.running():
+            yield
+            await service.drain(DRAIN_S)
 
     app = FastAPI(
         title="flowstate_local",
@@ -37,6 +45,7 @@ def make_app(service: Service) -> FastAPI:
     app.state.service = service
     app.include_router(chat.router)
     app.include_router(memory.router)
+    mount(app, mcp)
     _health(app, service)
     _errors(app)
     _body_limit(app, service.limits.max_body_bytes)

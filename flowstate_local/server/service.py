@@ -10,7 +10,7 @@ from typing import Any
 
 from flowstate_local.completion import Sampling
 from flowstate_local.engines.base import Engine
-from flowstate_local.errors import UsageError
+from flowstate_local.errors import StoreBusy, UsageError
 from flowstate_local.events import Cause
 from flowstate_local.history import cause_of
 from flowstate_local.loop import Agent, RequestResult
@@ -24,6 +24,8 @@ from flowstate_local.tools import Tool, Toolbox
 JOIN = "."
 """Between the id of a tenant and the name of its space; ids have a fixed length, so no two pairs make one name."""
 DEFAULT_SPACE = "default"
+WRITE_WAIT_S = 5.0
+"""How long a write without the model waits for the turn that goes on in its space."""
 RETRY_TASK = "http"
 """`Cause.task` of requests that came with an idempotency key."""
 LOOK_BACK = 5
@@ -305,6 +307,27 @@ class Service:
         finally:
             self.n_running -= 1
             self._places.release()
+
+    @asynccontextmanager
+    async def writing(self, caller: Caller, space: SpaceRef) -> AsyncIterator[None]:
+        """A moment in which no turn begins in the space, for what is written without the model.
+
+        Raises:
+            ApiError: over the rate of the tenant.
+            StoreBusy: a turn goes on for longer than it is worth waiting.
+        """
+        self._check_rate(caller.tenant)
+        lock = self._locks[space.stored]
+        try:
+            await asyncio.wait_for(lock.acquire(), WRITE_WAIT_S)
+        except TimeoutError:
+            raise StoreBusy(
+                "a request is under way in this memory", hint="Try again when it has ended."
+            ) from None
+        try:
+            yield
+        finally:
+            lock.release()
 
     def _check_rate(self, tenant: Tenant) -> None:
         most = tenant.quota.requests_per_minute
