@@ -11,6 +11,7 @@ from flowstate_local.cli.report import reported
 from flowstate_local.cli.roots import (
     DEFAULT_MODEL,
     EngineChoice,
+    Mcp,
     Model,
     ProfileOption,
     StorePath,
@@ -19,7 +20,7 @@ from flowstate_local.cli.roots import (
     data_home,
     open_store,
     opened_engine,
-    toolbox_of,
+    opened_toolbox,
 )
 from flowstate_local.errors import UsageError
 
@@ -33,6 +34,7 @@ EXAMPLES = """Examples:
 `flowstate serve --upstream http://gpu1:8000 --port 9000` in front of a running vLLM server
 
 Point any OpenAI client at http://HOST:PORT/v1; `user`, the header X-FlowState-Space or the path /v1/spaces/NAME names the memory.
+Agents that speak MCP find the memories at http://HOST:PORT/mcp, with the same keys.
 The first start makes an admin key and prints it once.
 """
 FIRST_TENANT = "admin"
@@ -48,6 +50,7 @@ def serve(
     profile: ProfileOption = "guidance",
     window: Window = 8_192,
     tools: Tools = None,
+    mcp: Mcp = None,
     store: StorePath = None,
     origin: Annotated[
         list[str] | None,
@@ -75,8 +78,11 @@ def serve(
         choice = EngineChoice("server" if upstream else "vllm", model, upstream, profile, window)
 
         async def work() -> None:
-            async with opened_engine(choice, console) as engine:
-                service = Service(engine, opened, tenants, toolbox_of(tools), Limits(max_running=max_running))
+            async with (
+                opened_toolbox(tools, mcp, profile) as toolbox,
+                opened_engine(choice, console) as engine,
+            ):
+                service = Service(engine, opened, tenants, toolbox, Limits(max_running=max_running))
                 _first_key(tenants, console)
                 console.print(f"[bold]http://{host}:{port}/v1[/] {engine.model}; memories in {folder}")
                 config = uvicorn.Config(
