@@ -19,6 +19,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
+from pydantic import ValidationError
+
 from flowstate_local.completion import Profile
 from flowstate_local.errors import GrammarError, ToolError, UsageError
 from flowstate_local.schema_rules import check_tool_schema
@@ -171,6 +173,10 @@ async def _listed(client: "Client", target: McpTarget) -> list["RemoteTool"]:
             page = await client.list_tools(cursor=cursor)
         except MCPError as error:
             raise _unreachable(target, f"it doesn't list its tools: {error.message}") from None
+        except ValidationError as error:
+            raise _unreachable(
+                target, f"its list of tools is no such list: {error.errors()[0]['msg']}"
+            ) from None
         found += page.tools
         cursor = page.next_cursor
         if cursor is None:
