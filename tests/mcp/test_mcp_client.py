@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from flowstate_local.cli.roots import opened_toolbox
 from flowstate_local.completion import Profile
 from flowstate_local.errors import GrammarError, ToolError, UsageError
 from flowstate_local.loop import Agent
@@ -289,6 +290,23 @@ def test_targets_are_read_as_a_shell_would(monkeypatch: pytest.MonkeyPatch) -> N
     for wrong in ("", "A=b", "'open", "https://host/mcp stray"):
         with pytest.raises(UsageError):
             McpTarget.parse(wrong)
+
+
+async def test_the_command_line_joins_tools_of_all_servers() -> None:
+    command = f"A=1 {sys.executable} {HOSTILE} twice"
+    async with opened_toolbox("flowstate_local.calculator:calculate", [command, command]) as box:
+        assert {"calculate", "same", "twice_same", "a_b", "twice_a_b", "a_b_2", "a_b_3"} <= set(box.names)
+        assert await text(box, "a_b_2") in ("a-b {}", "a_b {}")
+    async with opened_toolbox(None, None) as box:
+        assert box.names == ()
+
+
+async def test_without_the_package_the_remedy_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "mcp", None)
+    with pytest.raises(UsageError, match="MCP needs the package mcp") as caught:
+        async with mcp_tools(STDIO):
+            pass
+    assert "flowstate-local[mcp]" in caught.value.hint
 
 
 async def test_an_agent_works_with_foreign_tools(target: McpTarget) -> None:
