@@ -42,8 +42,10 @@ MAX_DESCRIPTION = 1_000
 """Characters of a tool's description in the prompt: a foreign text must not fill it."""
 MAX_PARAMETER_DESCRIPTION = 300
 MAX_NAME = 64
+_NOT_FOUND = 404
 
 _WORD = re.compile(r"^([A-Za-z_][A-Za-z0-9_-]*)=(.*)$", re.DOTALL)
+_VARIABLE = re.compile(r"\$(?:([A-Za-z_][A-Za-z0-9_]*)|\{([A-Za-z_][A-Za-z0-9_]*)\})")
 _FORMATS = ("date", "time", "date-time", "uuid", "email", "uri", "ipv4")
 """Formats that grammars know. The others say nothing that JSON Schema itself would check."""
 
@@ -74,13 +76,13 @@ class McpTarget:
         except ValueError as error:
             raise UsageError(f"MCP server {text!r}: {error}") from None
         if words and words[0].startswith(("http://", "https://")):
-            return cls(url=words[0], headers=_assignments(words[1:], text))
+            return cls(url=words[0], headers=_assignments(words[1:]))
         first = next((i for i, word in enumerate(words) if not _WORD.match(word)), None)
         if first is None:
             raise UsageError(
                 "an MCP server needs a URL or a command", hint="For example --mcp 'npx -y some-server'."
             )
-        return cls(command=tuple(words[first:]), env=_assignments(words[:first], text))
+        return cls(command=tuple(words[first:]), env=_assignments(words[:first]))
 
     def __str__(self) -> str:
         """How errors name it: without anything that may be a secret."""
@@ -91,7 +93,7 @@ class McpTarget:
         return " ".join([os.path.basename(self.command[0]), *list(plain)[:1]])
 
 
-def _assignments(words: Iterable[str], text: str) -> dict[str, str]:
+def _assignments(words: Iterable[str]) -> dict[str, str]:
     found = {}
     for word in words:
         match = _WORD.match(word)
@@ -99,8 +101,24 @@ def _assignments(words: Iterable[str], text: str) -> dict[str, str]:
             raise UsageError(
                 f"{word!r} is not of the form Name=value", hint="Put quotes around a value with blanks."
             )
-        found[match[1]] = os.path.expandvars(match[2])
+        found[match[1]] = _VARIABLE.sub(_value_of, match[2])
     return found
+
+
+def _value_of(variable: re.Match[str]) -> str:
+    name = variable[1] or variable[2]
+    if name not in os.environ:
+        raise UsageError(f"${name} is not set", hint=f"export {name}=... before you start this.")
+    return os.environ[name]
+
+
+def _checked(headers: Mapping[str, str]) -> dict[str, str]:
+    """Headers that can be sent. What is wrong with one is said without its value, which may be a key."""
+    sent = {name: value.strip() for name, value in headers.items()}
+    for name, value in sent.items():
+        if not (value.isascii() and value.isprintable()):
+            raise UsageError(f"header {name} holds characters that can't be sent")
+    return sent
 
 
 @asynccontextmanager
@@ -147,7 +165,7 @@ async def mcp_tools(
     target = McpTarget(
         target.url,
         target.command,
-        {**target.headers, **(headers or {})},
+        _checked({**target.headers, **(headers or {})}),
         {**target.env, **(env or {})},
         target.cwd,
     )
@@ -204,6 +222,11 @@ class _Connection:
                 self._life = _Life(self.target)
             return await self._life.client()
 
+    @property
+    def is_forgotten(self) -> bool:
+        """Whether the server doesn't know our session any more: it answers 404, in whatever words."""
+        return self._life is not None and _NOT_FOUND in self._life.refused
+
     def lost(self) -> None:
         """What was connected is of no use any more."""
         if self._life is not None:
@@ -228,8 +251,8 @@ class _Life:
 
         self.ended = asyncio.Event()
         self._target = target
-        self._refused: list[int] = []
-        """HTTP statuses of refusals; the protocol's own errors don't tell them."""
+        self.refused: list[int] = []
+        """HTTP statuses of refusals since the greeting, or in it; the protocol's own errors don't tell them."""
         self._ready: asyncio.Future[Client] = asyncio.get_running_loop().create_future()
         self._scope = anyio.CancelScope()
         self._task = asyncio.create_task(self._hold())
@@ -258,10 +281,11 @@ class _Life:
         why = "it was given up"
         try:
             with self._scope:
-                watched = _watched(_transport(self._target, self._refused), self.ended)
+                watched = _watched(_transport(self._target, self.refused), self.ended)
                 async with Client(
                     watched, client_info=Implementation(name="flowstate", version="")
                 ) as client:
+                    self.refused.clear()  # older servers refuse the question for the newest protocol
                     self._ready.set_result(client)
                     await self.ended.wait()
         except Exception as error:
@@ -270,7 +294,7 @@ class _Life:
         finally:
             self.ended.set()
             if not self._ready.done():
-                status = f"HTTP {self._refused[-1]}" if self._refused else why
+                status = f"HTTP {self.refused[-1]}" if self.refused else why
                 self._ready.set_exception(_unreachable(self._target, status))
 
 
@@ -457,25 +481,25 @@ class _Maker:
 
 async def _called(connection: _Connection, name: str, arguments: dict[str, Any], idempotent: bool) -> str:
     from mcp import MCPError
-    from mcp.types import CONNECTION_CLOSED, INVALID_REQUEST
+    from mcp.types import CONNECTION_CLOSED
 
-    client = await connection.client()
-    try:
-        result = await client.call_tool(name, arguments)
-    except MCPError as error:
-        if error.code == INVALID_REQUEST and error.message == "Session terminated":
-            connection.lost()  # a server that began anew knows nothing of the session; the call did nothing
-            raise ToolError(
-                "the MCP server has begun anew; call again", kind="connection_lost", retryable=True
-            ) from None
-        if error.code == CONNECTION_CLOSED:
-            connection.lost()
-            raise ToolError(
-                "the connection to the MCP server was lost; whether the call took effect is unknown",
-                kind="connection_lost",
-                retryable=idempotent,
-            ) from None
-        raise ToolError(f"the MCP server refused the call: {error.message}", kind="refused") from None
+    for attempt in (1, 2):
+        client = await connection.client()
+        try:
+            result = await client.call_tool(name, arguments)
+            break
+        except MCPError as error:
+            if connection.is_forgotten and attempt == 1:
+                connection.lost()  # the server has begun anew and did nothing, so the call may simply be sent again
+                continue
+            if error.code == CONNECTION_CLOSED:
+                connection.lost()
+                raise ToolError(
+                    "the connection to the MCP server was lost; whether the call took effect is unknown",
+                    kind="connection_lost",
+                    retryable=idempotent,
+                ) from None
+            raise ToolError(f"the MCP server refused the call: {error.message}", kind="refused") from None
     text = _text_of(result)
     if result.is_error:
         raise ToolError(text or "the tool failed and did not say why")

@@ -1,6 +1,7 @@
 """Foreign tools in the loop, from real MCP servers on both transports: what they bring, and how they fail."""
 
 import asyncio
+import functools
 import logging
 import socket
 import subprocess
@@ -11,6 +12,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import mcp
 import pytest
 
 from flowstate_local.cli.roots import opened_toolbox
@@ -183,6 +185,31 @@ async def test_a_server_behind_a_url_may_go_and_come_back(http: HttpServer) -> N
         assert await text(box, "process") != first
 
 
+@pytest.fixture
+def handshake(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The client speaks to servers as to those of before 2026, which keep sessions."""
+    monkeypatch.setattr(mcp, "Client", functools.partial(mcp.Client, mode="legacy"))
+
+
+@pytest.mark.usefixtures("handshake")
+async def test_servers_of_the_older_protocol(target: McpTarget) -> None:
+    async with toolbox_of(target, timeout_s=1.5) as box:
+        assert await text(box, "taxi_price", hotel="Aurora") == "car to Aurora for 1: 14 dollars"
+        slow = (await call(box, "slow", seconds=20)).failure
+        assert slow is not None
+        assert slow.kind == "timeout"
+        assert await text(box, "echo", text="on") == "on"
+
+
+@pytest.mark.usefixtures("handshake")
+async def test_a_session_that_the_server_forgot_is_begun_anew(http: HttpServer) -> None:
+    async with toolbox_of(McpTarget(url=http.url), timeout_s=20) as box:
+        first = await text(box, "process")
+        http.stop()
+        http.start()
+        assert await text(box, "process") != first, "it costs no call"
+
+
 @pytest.mark.parametrize(
     ("target", "said"),
     [
@@ -287,9 +314,16 @@ def test_targets_are_read_as_a_shell_would(monkeypatch: pytest.MonkeyPatch) -> N
     command = McpTarget.parse("TOKEN=$KEY npx -y @some/server postgres://u:p@host/db --x=1")
     assert (command.env, command.command[0]) == ({"TOKEN": "k 1"}, "npx")
     assert str(command) == "npx @some/server"
-    for wrong in ("", "A=b", "'open", "https://host/mcp stray"):
+    for wrong in ("", "A=b", "'open", "https://host/mcp stray", "A=${UNSET_HERE} npx"):
         with pytest.raises(UsageError):
             McpTarget.parse(wrong)
+
+
+async def test_a_key_that_cannot_be_sent_is_not_repeated() -> None:
+    with pytest.raises(UsageError, match="header Authorization holds") as caught:
+        async with mcp_tools("http://127.0.0.1:9/mcp", headers={"Authorization": "Bearer se\ncret"}):
+            pass
+    assert "cret" not in str(caught.value)
 
 
 async def test_the_command_line_joins_tools_of_all_servers() -> None:
