@@ -99,11 +99,15 @@ def add_note(
                 hint="Try again when it has ended; one that was interrupted must be resumed or given up first.",
             )
         draft = _Draft(head, store.reader(space), note, _said(writer), clock())
-        done = draft.finished()
         try:
+            done = draft.finished()
             store.persist(space, done, expected_version=head.version, expected_seq=head.seq)
         except ConflictError:
             continue
+        except UsageError:
+            if store.head(space) == head:
+                raise
+            continue  # the reader saw what another writer had just added, such as a node of the same id
         return Added(done.record.id, done.nodes[0], draft.source_id)
     raise ConflictError("other writers were first, time and again; nothing was added")
 
