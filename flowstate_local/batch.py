@@ -30,7 +30,7 @@ from flowstate_local.jsonl import JsonLines, whole_lines
 from flowstate_local.loop import Agent, RequestResult, StepTrace
 from flowstate_local.repository import RequestRecord
 from flowstate_local.stores.base import Store, check_space_name
-from flowstate_local.tools import Toolbox, load_tools
+from flowstate_local.tools import Tool, load_tools
 
 logger = logging.getLogger(__name__)
 
@@ -132,6 +132,8 @@ class BatchOptions:
     shard: tuple[int, int] = (1, 1)
     """This part and how many there are, from 1. Tasks of one space are in one part."""
     retry_failed: bool = False
+    shared_tools: tuple[Tool, ...] = ()
+    """Offered to every task besides the tools that it names."""
 
 
 @dataclass
@@ -403,7 +405,7 @@ class _Batch:
             self._agents[key] = Agent(
                 self.engine,
                 self.store,
-                Toolbox(load_tools(tools)) if tools else (),
+                [*(load_tools(tools) if tools else ()), *self.options.shared_tools],
                 sampling=self.options.sampling,
                 max_steps=max_steps,
                 on_step=self._on_step,

@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -24,6 +25,7 @@ from flowstate_local.cli.roots import (
     EngineChoice,
     EngineOption,
     Json,
+    Mcp,
     Model,
     ProfileOption,
     Tools,
@@ -31,6 +33,8 @@ from flowstate_local.cli.roots import (
     Window,
     open_store,
     opened_engine,
+    opened_toolbox,
+    toolbox_of,
 )
 from flowstate_local.completion import Sampling
 from flowstate_local.errors import UsageError
@@ -59,6 +63,7 @@ def batch(
     tasks: Annotated[Path, typer.Argument(help="The tasks, a JSON object a line.")],
     out: Annotated[Path, typer.Option("--out", "-o", help="Folder of results, traces and the store.")],
     tools: Tools = None,
+    mcp: Mcp = None,
     concurrency: Annotated[int, typer.Option("--concurrency", min=1, help="Agents at once.")] = 16,
     max_steps: Annotated[int, typer.Option("--max-steps", min=1, help="Of a request.")] = 16,
     max_tokens: Annotated[
@@ -93,14 +98,19 @@ def batch(
         sampling = Sampling(temperature=temperature, max_tokens=max_tokens)
         options = BatchOptions(tools, sampling, max_steps, concurrency, part, retry_failed)
         progress = _carry_out(
-            loaded, folder, options, EngineChoice(engine, model, url, profile, window), as_json
+            loaded, folder, options, EngineChoice(engine, model, url, profile, window), mcp, as_json
         )
         if progress.failed:
             raise typer.Exit(1)
 
 
 def _carry_out(
-    tasks: list[BatchTask], folder: Path, options: BatchOptions, choice: EngineChoice, as_json: bool
+    tasks: list[BatchTask],
+    folder: Path,
+    options: BatchOptions,
+    choice: EngineChoice,
+    mcp: list[str] | None,
+    as_json: bool,
 ) -> batch_module.Progress:
     console = Console(stderr=True, highlight=False)
     state = batch_module.Progress(0)
@@ -114,8 +124,14 @@ def _carry_out(
                 bar.show(progress)
 
             async def work() -> batch_module.Progress:
-                async with opened_engine(choice, console) as engine:
-                    return await batch_module.run(tasks, folder, engine, store, options, on_progress=note)
+                async with (
+                    opened_toolbox(options.tools, mcp, choice.profile) as toolbox,
+                    opened_engine(choice, console) as engine,
+                ):
+                    own = toolbox_of(options.tools).names
+                    shared = tuple(one for one in toolbox if one.name not in own)
+                    with_shared = replace(options, shared_tools=shared)
+                    return await batch_module.run(tasks, folder, engine, store, with_shared, on_progress=note)
 
             state = asyncio.run(work())
     except (KeyboardInterrupt, asyncio.CancelledError):

@@ -11,6 +11,7 @@ from flowstate_local.cli.roots import (
     DEFAULT_MODEL,
     EngineChoice,
     EngineOption,
+    Mcp,
     Model,
     ProfileOption,
     Space,
@@ -20,7 +21,7 @@ from flowstate_local.cli.roots import (
     Window,
     open_store,
     opened_engine,
-    toolbox_of,
+    opened_toolbox,
 )
 from flowstate_local.errors import EngineUnavailable, FlowStateError
 from flowstate_local.loop import Agent
@@ -40,6 +41,7 @@ runs; what it did is kept, and the next start goes on with it.
 def chat(
     space: Space = "default",
     tools: Tools = None,
+    mcp: Mcp = None,
     model: Model = DEFAULT_MODEL,
     engine: EngineOption = "vllm",
     url: Url = None,
@@ -51,21 +53,27 @@ def chat(
     with reported():
         opened = open_store(store)
         try:
-            asyncio.run(_talk(EngineChoice(engine, model, url, profile, window), opened, space, tools))
+            choice = EngineChoice(engine, model, url, profile, window)
+            asyncio.run(_talk(choice, opened, space, tools, mcp))
         finally:
             opened.close()
 
 
-async def _talk(choice: EngineChoice, store: Store, space: str, tools: str | None) -> None:
+async def _talk(
+    choice: EngineChoice, store: Store, space: str, tools: str | None, mcp: list[str] | None
+) -> None:
     console = Console()
     steps_shown = False
-    async with opened_engine(choice, Console(stderr=True)) as engine:
+    async with (
+        opened_toolbox(tools, mcp, choice.profile) as toolbox,
+        opened_engine(choice, Console(stderr=True)) as engine,
+    ):
 
         def watch(trace: object) -> None:
             if steps_shown:
                 console.print(show.step_view(trace, store.reader(space)), highlight=False)  # type: ignore[arg-type]
 
-        agent = Agent(engine, store, toolbox_of(tools), on_step=watch)
+        agent = Agent(engine, store, toolbox, on_step=watch)
         console.print(f"[dim]space {escape(space)} · {engine.model} · /steps /index /quit[/]")
         if store.head(space).open_request is not None:
             console.print("[yellow]going on with the request that was interrupted[/]")

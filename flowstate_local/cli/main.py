@@ -2,7 +2,19 @@
 
 import typer
 
-from flowstate_local.cli import batch, chat, demo, doctor, memory, memory_changes, model, run, serve, task
+from flowstate_local.cli import (
+    batch,
+    chat,
+    demo,
+    doctor,
+    mcp,
+    memory,
+    memory_changes,
+    model,
+    run,
+    serve,
+    task,
+)
 from flowstate_local.cli.bench.app import app as bench_app
 
 app = typer.Typer(
@@ -21,6 +33,7 @@ app.command("batch", epilog=batch.EXAMPLES)(batch.batch)
 app.command("serve", epilog=serve.EXAMPLES)(serve.serve)
 memory.app.command("import", epilog=memory_changes.IMPORT_EXAMPLES)(memory_changes.import_space)
 memory.app.command("erase", epilog=memory_changes.ERASE_EXAMPLES)(memory_changes.erase_parts)
+app.command("mcp", epilog=mcp.EXAMPLES)(mcp.mcp)
 app.add_typer(memory.app)
 app.add_typer(model.app)
 app.add_typer(task.app)

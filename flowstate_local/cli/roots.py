@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal, cast
@@ -43,6 +43,14 @@ ProfileOption = Annotated[
 Window = Annotated[int, typer.Option("--window", help="Context window in tokens; capped by the model's own.")]
 Tools = Annotated[
     str | None, typer.Option("--tools", "-t", help="Tools as module:attribute.", show_default=False)
+]
+Mcp = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--mcp",
+        help="Tools of an MCP server: its URL, or the command that starts it, in quotes; repeatable.",
+        show_default=False,
+    ),
 ]
 
 
@@ -111,6 +119,37 @@ def opened_space(
 def toolbox_of(tools: str | None) -> Toolbox:
     """The tools that `--tools` names; none without it."""
     return Toolbox(load_tools(tools)) if tools else Toolbox([])
+
+
+@asynccontextmanager
+async def opened_toolbox(
+    tools: str | None, mcp: list[str] | None, profile: str = "guidance"
+) -> AsyncIterator[Toolbox]:
+    """The tools of `--tools` and of all servers of `--mcp`, which stay connected in this context.
+
+    Args:
+        tools: as module:attribute.
+        mcp: URLs or command lines of MCP servers.
+        profile: whose grammar must hold the arguments of foreign tools.
+
+    Raises:
+        UsageError: a name that can't be resolved, or the package `mcp` is missing.
+        ToolError: a server doesn't answer.
+    """
+    own = toolbox_of(tools)
+    if not mcp:
+        yield own
+        return
+    from flowstate_local.mcp_tools import mcp_tools
+
+    async with AsyncExitStack() as servers:
+        found = list(own)
+        for target in mcp:
+            names = {one.name for one in found}
+            found += await servers.enter_async_context(
+                mcp_tools(target, taken=names, profile=_profile(profile))
+            )
+        yield Toolbox(found)
 
 
 @asynccontextmanager

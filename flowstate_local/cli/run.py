@@ -14,6 +14,7 @@ from flowstate_local.cli.roots import (
     EngineChoice,
     EngineOption,
     Json,
+    Mcp,
     Model,
     ProfileOption,
     Space,
@@ -23,7 +24,7 @@ from flowstate_local.cli.roots import (
     Window,
     open_store,
     opened_engine,
-    toolbox_of,
+    opened_toolbox,
 )
 from flowstate_local.errors import UsageError
 from flowstate_local.loop import Agent, RequestResult, StepTrace
@@ -33,6 +34,8 @@ EXAMPLES = """Examples:
 `flowstate run "Remember: Ana is a vegetarian" --space travel`
 
 `flowstate run "Plan dinner for Ana" --space travel --tools mytools:toolbox`
+
+`flowstate run "What changed this week?" --mcp 'npx -y @modelcontextprotocol/server-github'` with an MCP server's tools
 
 `flowstate run --resume --space travel`
 
@@ -44,6 +47,7 @@ def run(
     request: Annotated[str | None, typer.Argument(help="What to do.", show_default=False)] = None,
     space: Space = "default",
     tools: Tools = None,
+    mcp: Mcp = None,
     date: Annotated[
         str | None, typer.Option("--date", help="Today's date as the model should see it.")
     ] = None,
@@ -72,11 +76,14 @@ def run(
         try:
 
             async def go() -> RequestResult | None:
-                async with opened_engine(choice, Console(stderr=True)) as running:
+                async with (
+                    opened_toolbox(tools, mcp, profile) as toolbox,
+                    opened_engine(choice, Console(stderr=True)) as running,
+                ):
                     agent = Agent(
                         running,
                         opened,
-                        toolbox_of(tools),
+                        toolbox,
                         max_steps=max_steps,
                         on_step=None if as_json else _printer(console, opened.reader(space)),
                     )

@@ -15,6 +15,7 @@ from flowstate_local.cli.report import reported
 from flowstate_local.cli.roots import (
     DEFAULT_MODEL,
     EngineChoice,
+    Mcp,
     Model,
     ProfileOption,
     StorePath,
@@ -23,7 +24,7 @@ from flowstate_local.cli.roots import (
     data_home,
     open_store,
     opened_engine,
-    toolbox_of,
+    opened_toolbox,
 )
 from flowstate_local.errors import UsageError
 
@@ -37,6 +38,7 @@ EXAMPLES = """Examples:
 `flowstate serve --upstream http://gpu1:8000 --port 9000` in front of a running vLLM server
 
 Point any OpenAI client at http://HOST:PORT/v1; `user`, the header X-FlowState-Space or the path /v1/spaces/NAME names the memory.
+Agents that speak MCP find the memories at http://HOST:PORT/mcp, with the same keys.
 The first start makes an admin key and prints it once.
 """
 OPERATOR = "admin"
@@ -52,7 +54,12 @@ def serve(
     profile: ProfileOption = "guidance",
     window: Window = 8_192,
     tools: Tools = None,
+    mcp: Mcp = None,
     store: StorePath = None,
+    origin: Annotated[
+        list[str] | None,
+        typer.Option("--origin", help="Web pages that may call /mcp, as https://host; repeatable."),
+    ] = None,
     max_running: Annotated[
         int, typer.Option("--max-running", min=1, help="Turns in the engine at once.")
     ] = 64,
@@ -82,15 +89,16 @@ def serve(
         choice = EngineChoice("server" if upstream else "vllm", model, upstream, profile, window)
 
         async def work() -> None:
-            async with opened_engine(choice, console) as engine:
+            async with (
+                opened_toolbox(tools, mcp, profile) as toolbox,
+                opened_engine(choice, console) as engine,
+            ):
                 _tell_key(tenants, console, anew=new_admin_key)
-                toolbox = toolbox_of(tools)
+                limits = Limits(max_running=max_running)
                 with Observed.by(otlp, toolbox.names) as observed:
-                    service = Service(
-                        engine, opened, tenants, toolbox, Limits(max_running=max_running), observed.observer
-                    )
+                    service = Service(engine, opened, tenants, toolbox, limits, observed.observer)
                     console.print(f"[bold]http://{host}:{port}/v1[/] {engine.model}; memories in {folder}")
-                    await run(service, observed.metrics, host, port)
+                    await run(service, observed.metrics, host, port, origins=origin or ())
 
         try:
             asyncio.run(work())

@@ -1,6 +1,6 @@
 """The application: routes, errors in OpenAI's shape, limits, health, and a drain at the end."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -14,6 +14,7 @@ from flowstate_local.errors import FlowStateError
 from flowstate_local.server import admin, chat, memory, responses
 from flowstate_local.server.api_errors import ApiError, ErrorBody, as_api_error
 from flowstate_local.server.edge import Edge, answer, logger
+from flowstate_local.server.mcp_http import McpEndpoint, mount
 from flowstate_local.server.metrics import CONTENT_TYPE, Metrics
 from flowstate_local.server.service import Service
 
@@ -21,18 +22,21 @@ DRAIN_S = 20.0
 """Seconds that turns under way get to end when the server stops."""
 
 
-def make_app(service: Service, metrics: Metrics | None = None) -> FastAPI:
+def make_app(service: Service, metrics: Metrics | None = None, *, origins: Collection[str] = ()) -> FastAPI:
     """The whole API around a service. The caller closes engine, store and tenants after it.
 
     Args:
         service: what the routes call.
         metrics: what `/metrics` shows; they are told only if they are among the service's observers.
+        origins: of web pages that may call /mcp, besides those of this machine.
     """
+    mcp = McpEndpoint(service, origins)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        yield
-        await service.drain(DRAIN_S)
+        async with mcp.running():
+            yield
+            await service.drain(DRAIN_S)
 
     app = FastAPI(
         title="flowstate_local",
@@ -51,6 +55,7 @@ def make_app(service: Service, metrics: Metrics | None = None) -> FastAPI:
     app.include_router(responses.router)
     app.include_router(memory.router)
     app.include_router(admin.router)
+    mount(app, mcp)
     _health(app, service)
     if metrics is not None:
         _metrics(app, service, metrics)

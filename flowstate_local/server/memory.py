@@ -271,7 +271,7 @@ async def import_space(space: str, request: Request, authorization: Authorizatio
     ref = service.space(caller, space, write=True)
     body = await request.body()
     service.check_bytes(ref.owner, len(body))
-    async with service.alone(ref):
+    async with service.writing(caller, ref):
         done = await run_in_threadpool(imported, service.store, ref.stored, body.splitlines())
     return ImportInfo(
         space=ref.name,
@@ -286,8 +286,8 @@ async def import_space(space: str, request: Request, authorization: Authorizatio
 @router.delete("/{space}", summary="Erase a space", status_code=204)
 async def erase_space(space: str, request: Request, authorization: Authorization = None) -> None:
     """Everything of it. Only its owner may, with an admin key."""
-    service, ref = _own(request, space, authorization)
-    async with service.alone(ref):
+    service, caller, ref = _own(request, space, authorization)
+    async with service.writing(caller, ref):
         await run_in_threadpool(service.store.erase_space, ref.stored)
 
 
@@ -296,8 +296,8 @@ async def erase_parts(
     space: str, body: EraseBody, request: Request, authorization: Authorization = None
 ) -> EraseInfo:
     """Also from the log; tombstones stay. Only the owner may, with an admin key."""
-    service, ref = _own(request, space, authorization)
-    async with service.alone(ref):
+    service, caller, ref = _own(request, space, authorization)
+    async with service.writing(caller, ref):
         done = await run_in_threadpool(
             erase, service.store, ref.stored, nodes=body.nodes, requests=body.requests
         )
@@ -324,7 +324,7 @@ def open_space(service: Service, caller: Caller, name: str, *, write: bool) -> S
     return ref
 
 
-def _own(request: Request, space: str, authorization: str | None) -> tuple[Service, SpaceRef]:
+def _own(request: Request, space: str, authorization: str | None) -> tuple[Service, Caller, SpaceRef]:
     """A space that the caller may erase."""
     service: Service = request.app.state.service
     caller = service.caller(authorization, "admin")
@@ -333,7 +333,7 @@ def _own(request: Request, space: str, authorization: str | None) -> tuple[Servi
         raise ApiError(
             403, "only its owner erases a space", type="permission_error", code="insufficient_scope"
         )
-    return service, ref
+    return service, caller, ref
 
 
 def _info(service: Service, ref: SpaceRef) -> SpaceInfo:

@@ -1,6 +1,6 @@
 """A server that runs: what watches it, and how it stops."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import FrameType
@@ -53,10 +53,12 @@ class _Server(uvicorn.Server):
         super().handle_exit(sig, frame)
 
 
-async def run(service: Service, metrics: Metrics, host: str, port: int) -> None:
+async def run(
+    service: Service, metrics: Metrics, host: str, port: int, *, origins: Collection[str] = ()
+) -> None:
     """Serve until a signal; then let streams end, for a while."""
     config = uvicorn.Config(
-        make_app(service, metrics),
+        make_app(service, metrics, origins=origins),
         host=host,
         port=port,
         log_config=None,

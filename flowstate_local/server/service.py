@@ -12,7 +12,7 @@ from weakref import WeakValueDictionary
 from flowstate_local import logs
 from flowstate_local.completion import Sampling
 from flowstate_local.engines.base import Engine
-from flowstate_local.errors import UsageError
+from flowstate_local.errors import StoreBusy, UsageError
 from flowstate_local.events import Cause, Event
 from flowstate_local.history import cause_of
 from flowstate_local.loop import Agent, RequestResult
@@ -29,6 +29,8 @@ from flowstate_local.tools import Tool, Toolbox
 JOIN = "."
 """Between the id of a tenant and the name of its space; ids have a fixed length, so no two pairs make one name."""
 DEFAULT_SPACE = "default"
+WRITE_WAIT_S = 5.0
+"""How long a write without the model waits for the turn that goes on in its space."""
 RETRY_TASK = "http"
 """`Cause.task` of requests that came with an idempotency key."""
 SIZE_AGE_S = 10.0
@@ -194,12 +196,6 @@ class Service:
         prefix = f"{tenant.id}{JOIN}"
         for name in [name for name in self.store.spaces() if name.startswith(prefix)]:
             await asyncio.to_thread(self.store.erase_space, name)
-
-    @asynccontextmanager
-    async def alone(self, space: SpaceRef) -> AsyncIterator[None]:
-        """While nobody has a turn in the space."""
-        async with self._locks.setdefault(space.stored, asyncio.Lock()):
-            yield
 
     def check_bytes(self, tenant: Tenant, more: int = 0) -> None:
         """Raise ApiError if the spaces of a tenant take more room than its quota, with `more` bytes to come."""
@@ -402,6 +398,27 @@ class Service:
             raise _too_many("the server is busy", "busy", 1)
         if self._of_tenant[tenant.id] >= self.limits.max_per_tenant:
             raise _too_many(f"{self.limits.max_per_tenant} turns at once are allowed", "too_many_at_once", 1)
+
+    @asynccontextmanager
+    async def writing(self, caller: Caller, space: SpaceRef) -> AsyncIterator[None]:
+        """A moment in which no turn begins in the space, for what is written without the model.
+
+        Raises:
+            ApiError: over the rate of the tenant.
+            StoreBusy: a turn goes on for longer than it is worth waiting.
+        """
+        self._check_rate(caller.tenant)
+        lock = self._locks.setdefault(space.stored, asyncio.Lock())
+        try:
+            await asyncio.wait_for(lock.acquire(), WRITE_WAIT_S)
+        except TimeoutError:
+            raise StoreBusy(
+                "a request is under way in this memory", hint="Try again when it has ended."
+            ) from None
+        try:
+            yield
+        finally:
+            lock.release()
 
     def _check_rate(self, tenant: Tenant) -> None:
         most = tenant.quota.requests_per_minute

@@ -6,7 +6,7 @@ it, so that reading doesn't fold the whole log), evidence records, and content-a
 
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from flowstate_local.errors import BadSpaceName, UsageError
@@ -85,6 +85,8 @@ class FinishedRequest:
     """The last events of the request, RequestFinished at the end."""
     index_floor: int
     """New value of `Head.index_floor`."""
+    blobs: Mapping[str, bytes] = field(default_factory=dict)
+    """Raw results that `events` bring, by digest; those of events appended before are stored already."""
 
 
 @dataclass(frozen=True)

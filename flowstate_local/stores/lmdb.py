@@ -183,7 +183,9 @@ class LmdbStore:
     def persist(self, space: str, done: FinishedRequest, *, expected_version: int, expected_seq: int) -> Head:
         """See `Store.persist`."""
         check_space_name(space)
+        rules.check_blobs(done.blobs)
         batch = layout.Batch(done.events, expected_seq)
+        packed_blobs = {key: codec.pack(raw) for key, raw in done.blobs.items()}
         known = self._env.places.get(space)
 
         def plan(txn: Txn) -> tuple[_Place, list[layout.Put]]:
@@ -192,6 +194,7 @@ class LmdbStore:
                 view, space, done, expected_version=expected_version, expected_seq=expected_seq
             )
             prefix, puts = view.prefix_or_new()
+            puts += view.blob_puts(prefix, packed_blobs)
             last = batch.put(prefix, end.head)
             return _Place(prefix, last.key, end.head), [*puts, last, *layout.request_puts(prefix, end)]
 

@@ -76,6 +76,7 @@ class MemoryStore:
 
     def persist(self, space: str, done: FinishedRequest, *, expected_version: int, expected_seq: int) -> Head:
         """See `Store.persist`."""
+        rules.check_blobs(done.blobs)
         with self._lock:
             current = self._space(space)
             plan = rules.plan_persist(
@@ -86,6 +87,7 @@ class MemoryStore:
             lines = [codec.dump(line) for line in plan.lines]
             evidence = {record.id: codec.dump(record) for record in plan.evidence}
             record = codec.dump(plan.record)
+            current.blobs.update(done.blobs)
             current.events.extend(events)
             current.nodes.update(nodes)
             current.index[plan.record.id] = lines

@@ -135,7 +135,7 @@ def plan_persist(
     _check_parts(done)
     _check_unused(view, done)
     for event in done.events:
-        head = _follow(view, space, head, event, {})
+        head = _follow(view, space, head, event, done.blobs)
     return PersistPlan(
         head=replace(head, index_floor=done.index_floor),
         record=done.record.model_copy(update={"last_seq": head.seq}),
@@ -225,7 +225,7 @@ def _check_unused(view: View, done: FinishedRequest) -> None:
         _number(record.id, EVIDENCE_ID)
         if view.has_evidence(record.id):
             raise ConflictError(f"evidence {record.id} exists already")
-        if not view.has_blob(record.digest):
+        if record.digest not in done.blobs and not view.has_blob(record.digest):
             raise UsageError(f"evidence {record.id} names raw result {record.digest!r}, which isn't stored")
 
 

@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -283,6 +284,24 @@ def test_parts_that_do_not_belong_together_are_refused(store: Store) -> None:
             store.persist("s", done, expected_version=0, expected_seq=1)
     assert store.head("s") == head
     assert list(store.nodes("s")) == []
+
+
+def test_a_whole_request_may_be_written_at_once_with_its_raw_results(store: Store) -> None:
+    raw, kept = b"all of it", node("k1", cites=["t1"])
+    result = tool_finished("t1", raw)
+    before = [started(), tool_started("t1"), result, delta(kept)]
+    bare = finished([kept], [result], before=before)
+    for blobs, words in (({}, "isn't stored"), ({digest(b"other"): raw}, "is not the one")):
+        with pytest.raises(UsageError, match=words):
+            store.persist("s", replace(bare, blobs=blobs), expected_version=0, expected_seq=0)
+    assert store.spaces() == []
+    done = replace(bare, blobs={digest(raw): raw})
+    with pytest.raises(ConflictError):
+        store.persist("s", done, expected_version=0, expected_seq=1)
+    head = store.persist("s", done, expected_version=0, expected_seq=0)
+    assert head == store.head("s") == Head(version=1, seq=5, nodes=1, evidence=1, requests=1)
+    assert store.reader("s").blob(digest(raw)) == raw
+    assert store.verify("s") == []
 
 
 # --- readers ------------------------------------------------------------------------------------------------
