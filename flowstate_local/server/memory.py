@@ -15,6 +15,7 @@ from flowstate_local.events import EVENT
 from flowstate_local.graph import edges, trace
 from flowstate_local.history import as_of
 from flowstate_local.nodes import EvidenceId, Node, NodeId, NodeType
+from flowstate_local.notes import Note, add_note
 from flowstate_local.repository import EvidenceRecord, RequestRecord
 from flowstate_local.server.api_errors import ApiError
 from flowstate_local.server.chat import Authorization
@@ -171,6 +172,19 @@ async def nodes(
         return NodePage(data=page[:limit], next=page[limit - 1].id if len(page) > limit else None)
 
     return await run_in_threadpool(read)
+
+
+@router.post("/{space}/nodes", summary="Add a node without the model", status_code=201)
+async def add(space: str, note: Note, request: Request, authorization: Authorization = None) -> Node:
+    """It becomes a request of its own, judged like everything that a model writes; `source` is kept as raw result."""
+    service: Service = request.app.state.service
+    caller = service.caller(authorization, "write")
+    ref = service.space(caller, space, write=True)
+    service.check_bytes(ref.owner)
+    async with service.writing(caller, ref):
+        writer = f"{caller.tenant.name} over HTTP"
+        added = await run_in_threadpool(add_note, service.store, ref.stored, note, writer=writer)
+    return added.node
 
 
 @router.get("/{space}/nodes/{node}", summary="What a node rests on")

@@ -76,6 +76,7 @@ def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
         client.close()
 
 
+NOTE = {"type": "knowledge", "summary": "Bob was here"}
 CHAT: Any = {"messages": [{"role": "user", "content": "What is the word?"}]}
 
 READS = [
@@ -170,6 +171,7 @@ def test_no_conversation_leads_to_it(house: House) -> None:
             {},
         ),
         ("/spaces/ana~trip/import", {}, {}),
+        ("/spaces/ana~trip/nodes", NOTE, {}),
     ]
     for path, body, headers in attempts:
         answer = bob.post(path, json=body, headers=headers)
@@ -234,6 +236,7 @@ def test_a_guest_gets_what_is_shared_and_no_more(house: House) -> None:
     for method, path, body in [
         ("POST", "/spaces/ana~trip/chat/completions", CHAT),
         ("POST", "/spaces/ana~trip/import", {}),
+        ("POST", "/spaces/ana~trip/nodes", NOTE),
         *((m, p.format(space="ana~trip", bob=guest), b) for m, p, b in CHANGES[1:]),
     ]:
         assert bob.request(method, path, json=body).status_code in (403, 404), (method, path)

@@ -98,6 +98,24 @@ def test_the_past_and_pages(filled: tuple[Running, httpx.Client]) -> None:
     assert [r["id"] for r in api.get("/spaces/trip/requests", params={"after": "1"}).json()["data"]] == ["r2"]
 
 
+def test_a_node_is_added_without_the_model(filled: tuple[Running, httpx.Client]) -> None:
+    server, api = filled
+    note = {"type": "knowledge", "summary": "Gate 7 closes at 9:40", "source": "Board: gate 7, 9:40"}
+    node = api.post("/spaces/trip/nodes", json=note).json()
+    assert api.get(f"/spaces/trip/nodes/{node['id']}").json()["node"]["summary"] == note["summary"]
+    assert api.get(f"/spaces/trip/evidence/{node['evidence'][0]}").text == note["source"]
+    assert api.post("/spaces/trip/verify").json() == []
+    bad = [
+        note | {"type": "cat"},
+        note | {"refs": [{"relation": "supports", "target": "n99"}]},
+        {},
+        note | {"x": 1},
+    ]
+    assert [api.post("/spaces/trip/nodes", json=one).status_code for one in bad] == [400] * 4
+    with httpx.Client(headers={"Authorization": f"Bearer {server.key('ana', 'read')}"}) as reader:
+        assert reader.post(f"{server.url}/v1/spaces/trip/nodes", json=note).status_code == 403
+
+
 READS = [
     "",
     "/nodes",
