@@ -10,8 +10,10 @@ Each segment is encoded once, alone, and kept as ids; a prompt is their concaten
 end of [5] are an exact prefix of the ids of step t+1, and the prefix cache serves them.
 """
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
+from weakref import WeakKeyDictionary, ref
 
 from flowstate_local import psa
 from flowstate_local.completion import Tokenizer
@@ -85,7 +87,7 @@ class Context:
         page_chars: int,
     ) -> "Context":
         """Encode everything that stays fixed for one request."""
-        frame, encode = tokenizer.frame, tokenizer.encode
+        frame, encode = tokenizer.frame, fixed(tokenizer)
         index_ids = encode("INDEX\n")
         # Line by line: a line's ids must not depend on what is appended after it.
         for line in index.lines:
@@ -97,7 +99,7 @@ class Context:
             "tools": encode("\nTools\n" + tools),
             "instructions": encode(instructions_text(instructions)),
             "index": tokenizer.encode_frame(frame.user_open) + index_ids,
-            "request": encode(request_text(text, date)) + encode("STATE\n"),
+            "request": tokenizer.encode(request_text(text, date)) + encode("STATE\n"),
         }
         return cls(tokenizer=tokenizer, reader=reader, page_chars=page_chars, heads=heads)
 
@@ -108,6 +110,28 @@ class Context:
             self.state_ids.extend(ids)
             self.n_opened += len(ids) if entry.kind == "opened" else 0
         self.n_entries = len(state.log)
+
+
+_FIXED: "WeakKeyDictionary[Tokenizer, Callable[[str], list[int]]]" = WeakKeyDictionary()
+_MOST_FIXED = 4_096
+
+
+def fixed(tokenizer: Tokenizer) -> Callable[[str], list[int]]:
+    """`tokenizer.encode` for texts that stand in the prompts of many requests: rules, tools, lines of an index.
+
+    Ids are remembered, those used last; don't change the lists.
+    """
+    if tokenizer not in _FIXED:
+        weak = ref(tokenizer)  # what is remembered must not keep alive what it is remembered for
+
+        @lru_cache(maxsize=_MOST_FIXED)
+        def encode(text: str) -> list[int]:
+            alive = weak()
+            assert alive is not None, "whoever calls this has the tokenizer"
+            return alive.encode(text)
+
+        _FIXED[tokenizer] = encode
+    return _FIXED[tokenizer]
 
 
 def serialize(

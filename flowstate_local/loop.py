@@ -22,7 +22,7 @@ from typing import get_args
 from flowstate_local import index as index_module
 from flowstate_local import isu, logs, psa, rails
 from flowstate_local.completion import Completion, Constraint, Sampling
-from flowstate_local.context import Context, Prompt, serialize
+from flowstate_local.context import Context, Prompt, fixed, serialize
 from flowstate_local.decision import decide, observe, parse, read_reply
 from flowstate_local.engines.base import Engine, complete
 from flowstate_local.errors import PromptTooLong, StoreBusy, ToolError, UsageError
@@ -564,12 +564,13 @@ class Agent:
         return run
 
     def _index(self, reader: Reader, head: Head) -> Index:
+        encode = fixed(self.engine.tokenizer)
         return index_module.load_within(
             reader,
             floor=head.index_floor,
             last_request=head.version,
             budget=self.index_tokens,
-            count=lambda line: len(self.engine.tokenizer.encode(line)),
+            count=lambda line: len(encode(line)),
         )
 
     def _reopen(self, space: str) -> _Run | None:
