@@ -41,14 +41,47 @@ def add(**fields: str) -> None:
         here.update({name: value for name, value in fields.items() if value})
 
 
-def log_events(events: Sequence[Event | TaskEvent]) -> None:
-    """A listener for `Agent` and `TaskManager`: writes durable events to the logger `flowstate_local.events`."""
+TOLD = frozenset(
+    {
+        "cached_tokens",
+        "duration_s",
+        "evidence",
+        "external",
+        "fault",
+        "finish_reason",
+        "generated_tokens",
+        "granted",
+        "idempotency_key",
+        "name",
+        "nodes",
+        "outcome",
+        "prompt_tokens",
+        "removed",
+        "size_bytes",
+        "tools",
+        "total_s",
+        "ttft_s",
+    }
+)
+"""What of an event is nobody's words: numbers, ids, names of tools."""
+
+
+def log_events(events: Sequence[Event | TaskEvent], *, texts: bool = True) -> None:
+    """A listener for `Agent` and `TaskManager`: writes durable events to the logger `flowstate_local.events`.
+
+    Args:
+        events: in their order.
+        texts: whether lines hold what people and models said; without, only what is `TOLD`.
+    """
     for event in events:
         failed = "Failed" in event.kind or bool(
             getattr(event, "failure", None) or getattr(event, "fault", "")
         )
         level = logging.WARNING if failed else logging.INFO
-        logger.log(level, event.kind, extra={"flowstate": event_fields(event)})
+        fields = event_fields(event)
+        if not texts and "event" in fields:
+            fields["event"] = {key: value for key, value in fields["event"].items() if key in TOLD}
+        logger.log(level, event.kind, extra={"flowstate": fields})
 
 
 def event_fields(event: Event | TaskEvent) -> dict[str, Any]:

@@ -54,7 +54,7 @@ class Observer:
 
 
 class EventLog(Observer):
-    """Writes durable events to the log (`logs.log_events`)."""
+    """Writes durable events to the log (`logs.log_events`), without what tenants and models said."""
 
     def turn(self, space: str, model: str, sampling: Sampling) -> AbstractContextManager[TurnWatch]:
         """See `Observer`."""
@@ -63,7 +63,7 @@ class EventLog(Observer):
 
 class _EventLogTurn(TurnWatch):
     def events(self, events: Sequence[Event]) -> None:
-        logs.log_events(events)
+        logs.log_events(events, texts=False)
 
 
 class Observers(Observer):

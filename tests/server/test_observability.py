@@ -189,7 +189,7 @@ def test_every_line_of_the_log_can_be_found_by_the_id_of_its_request(
     try:
         server = serve(SCRIPT, tools=[read_page])
         key = server.key("ana")
-        answer = ask(server, key, **{"X-Request-Id": "abc-1"})
+        answer = ask(server, key, "My secret wish", **{"X-Request-Id": "abc-1"})
         assert answer.headers["x-request-id"] == "abc-1"
         made_up = ask(server, "fs-wrong", **{"X-Request-Id": "no good!"})
         assert len(made_up.headers["x-request-id"]) == 32
@@ -203,5 +203,9 @@ def test_every_line_of_the_log_can_be_found_by_the_id_of_its_request(
     access = next(line for line in mine if line["message"] == "POST 200")
     assert (access["route"], access["tenant"], access["status"]) == ("/v1/chat/completions", "ana", 200)
     assert access["duration_ms"] > 0
+    replied = next(line for line in mine if line["message"] == "ModelReplied")
+    assert replied["event"]["prompt_tokens"] > 0
     assert key not in path.read_text()
+    assert "My secret wish" not in path.read_text()
+    assert "terms" not in path.read_text(), "nor arguments, results or replies"
     assert "fs-wrong" not in path.read_text()
