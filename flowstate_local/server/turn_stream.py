@@ -39,10 +39,20 @@ class TurnStream:
             said += piece
             yield piece
         if not work.cancelled() and work.exception() is None and work.result().outcome != "waiting":
-            message = work.result().message
-            rest = message.removeprefix(said) if message.startswith(said) else message
+            rest = unsaid(work.result().message, said)
             if rest:
                 yield rest
+
+
+def unsaid(message: str, said: str) -> str:
+    """What of a reply its stream has not brought: all of it where nothing was streamed, or something else.
+
+    A reply has no blanks around it; what the model wrote, and was streamed, may.
+    """
+    told = said.lstrip()
+    if message.startswith(told):
+        return message[len(told) :]
+    return "" if told.rstrip() == message else message
 
 
 def sse(value: dict[str, Any], event: str = "") -> str:

@@ -8,6 +8,7 @@ import openai
 import pytest
 
 from flowstate_local.server.service import Limits
+from flowstate_local.server.turn_stream import unsaid
 from flowstate_local.testing import step
 from flowstate_local.tools import tool
 from tests.server.conftest import Running
@@ -161,6 +162,21 @@ def test_a_stream_brings_the_reply_in_pieces(serve: Serve, client: Client) -> No
     called: Any = [c.choices[0].delta.tool_calls for c in calls if c.choices[0].delta.tool_calls]
     assert called[0][0].function.name == "weather"
     assert calls[-1].choices[0].finish_reason == "tool_calls"
+
+
+@pytest.mark.parametrize(
+    ("message", "said", "rest"),
+    [
+        ("Hello there", "", "Hello there"),
+        ("Hello there", "Hello", " there"),
+        ("Hello there", "Hello there", ""),
+        ("Hello there", "Hello there \n", ""),
+        ("Hello there", "  Hello", " there"),
+        ("Hello there", "Good", "Hello there"),
+    ],
+)
+def test_nothing_is_streamed_twice(message: str, said: str, rest: str) -> None:
+    assert unsaid(message, said) == rest
 
 
 async def test_the_async_client_streams_too(serve: Serve) -> None:
