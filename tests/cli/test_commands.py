@@ -211,3 +211,36 @@ def test_doctor_says_what_is_here_and_what_to_mend(tmp_path: Path) -> None:
 )
 def test_help_is_there(command: list[str]) -> None:
     assert "Usage" in call(*command, "--help").stdout
+
+
+def test_an_export_comes_back_as_another_space(store: Path, tmp_path: Path) -> None:
+    exported = memory(store, "export").stdout
+    file, other = tmp_path / "space.jsonl", tmp_path / "other"
+    file.write_text(exported)
+    done = as_json(memory(other, "import", str(file), "--json", space="copy"))
+    assert done["requests"] == 6
+    assert as_json(memory(other, "ls", "--json", space="copy")) == as_json(memory(store, "ls", "--json"))
+    assert "0 faults" in call("memory", "verify", "--store", str(other)).stdout
+    assert "already" in memory(other, "import", str(file), space="copy", code=2).stderr
+    file.write_text(exported[:5_000])
+    assert "line" in memory(other, "import", str(file), space="cut", code=2).stderr
+    assert "can't read" in memory(other, "import", str(tmp_path / "none"), space="x", code=2).stderr
+
+
+def test_what_is_erased_is_in_no_listing(store: Path, tmp_path: Path) -> None:
+    file, other = tmp_path / "space.jsonl", tmp_path / "other"
+    file.write_text(memory(store, "export").stdout)
+    memory(other, "import", str(file), space="copy")
+    assert "Hotel Aurora" in memory(other, "export", space="copy").stdout
+    refused = memory(other, "erase", space="copy", code=2)
+    assert "name nodes, requests, or --all" in refused.stderr
+    memory(other, "erase", "n1", space="copy", code=1)  # nobody said yes
+    done = as_json(memory(other, "erase", "n1", "--yes", "--json", space="copy"))
+    assert done["nodes"] == ["n1"]
+    assert "[erased]" in memory(other, "show", "n1", space="copy").stdout
+    requests = [flag for n in range(1, 7) for flag in ("--request", f"r{n}")]
+    memory(other, "erase", *requests, "--yes", space="copy")
+    assert "Aurora" not in memory(other, "export", space="copy").stdout
+    assert "0 faults" in call("memory", "verify", "--store", str(other)).stdout
+    memory(other, "erase", "--all", "--yes", space="copy")
+    assert as_json(call("memory", "spaces", "--store", str(other), "--json")) == []
