@@ -25,10 +25,11 @@ from prometheus_client.parser import text_string_to_metric_families
 from flowstate_local.engines.base import Engine, complete
 from flowstate_local.engines.vllm import VllmEngine
 from flowstate_local.models import resolve
+from flowstate_local.server.admission import Limits
 from flowstate_local.server.app import make_app
 from flowstate_local.server.metrics import Metrics
 from flowstate_local.server.observe import EventLog, Observers
-from flowstate_local.server.service import Limits, Service
+from flowstate_local.server.service import Service
 from flowstate_local.server.tenants import Tenants
 from flowstate_local.stores.lmdb import LmdbStore
 from flowstate_local.tools import Toolbox

@@ -30,8 +30,9 @@ from typing import Any
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
+from flowstate_local.server.admission import Limits
 from flowstate_local.server.running import Observed, run
-from flowstate_local.server.service import Limits, Service
+from flowstate_local.server.service import Service
 from flowstate_local.server.tenants import Tenants
 from flowstate_local.stores.lmdb import LmdbStore
 from flowstate_local.testing import CHUNK_CHARS, ScriptedEngine, dump_step, step

@@ -76,8 +76,9 @@ def serve(
     """Serve an OpenAI-compatible API with a memory, for many tenants."""
     with reported(), _logging_to(log):
         try:
+            from flowstate_local.server.admission import Limits
             from flowstate_local.server.running import Observed, run
-            from flowstate_local.server.service import Limits, Service
+            from flowstate_local.server.service import Service
             from flowstate_local.server.tenants import Tenants
         except ModuleNotFoundError as error:
             raise UsageError(

@@ -8,7 +8,8 @@ from pydantic import BaseModel, ConfigDict, Field
 from flowstate_local.server.api_errors import ApiError
 from flowstate_local.server.chat import Authorization
 from flowstate_local.server.memory import open_space
-from flowstate_local.server.service import Service, SpaceRef
+from flowstate_local.server.service import Service
+from flowstate_local.server.spaces import SpaceRef
 from flowstate_local.server.tenants import Caller, KeyInfo, Quota, Scope, Tenant
 
 router = APIRouter(prefix="/v1", tags=["tenants"])

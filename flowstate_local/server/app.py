@@ -73,13 +73,16 @@ def _health(app: FastAPI, service: Service) -> None:
     async def ready() -> JSONResponse:
         """503 while it shuts down: a balancer sends nothing more."""
         return JSONResponse(
-            {"status": "draining" if service.draining else "ready"}, 503 if service.draining else 200
+            {"status": "draining" if service.admission.draining else "ready"},
+            503 if service.admission.draining else 200,
         )
 
 
 def _metrics(app: FastAPI, service: Service, metrics: Metrics) -> None:
-    metrics.gauge("turns_running", "Turns in the engine.", lambda: service.n_running)
-    metrics.gauge("turns_waiting", "Turns that wait for a place or their space.", lambda: service.n_waiting)
+    metrics.gauge("turns_running", "Turns in the engine.", lambda: service.admission.n_running)
+    metrics.gauge(
+        "turns_waiting", "Turns that wait for a place or their space.", lambda: service.admission.n_waiting
+    )
     metrics.gauge("spaces", "Spaces in the store.", lambda: len(service.store.spaces()))
 
     @app.get("/metrics", tags=["operations"], summary="For Prometheus", response_class=Response)

@@ -16,7 +16,8 @@ from flowstate_local.errors import FlowStateError
 from flowstate_local.loop import RequestResult
 from flowstate_local.server.api_errors import as_api_error
 from flowstate_local.server.conversation import call_id, read_turn
-from flowstate_local.server.service import DEFAULT_SPACE, Service, TurnOptions
+from flowstate_local.server.service import Service, TurnOptions
+from flowstate_local.server.spaces import DEFAULT_SPACE, find_space
 from flowstate_local.server.turn_stream import KEEP_ALIVE, TurnStream, sse
 from flowstate_local.tools import Tool
 
@@ -157,7 +158,7 @@ async def _answer(
     key: str | None,
 ) -> JSONResponse | StreamingResponse:
     caller = service.caller(authorization, "write")
-    ref = service.space(caller, space, write=True)
+    ref = find_space(service.tenants, caller, space, write=True)
     stream = TurnStream()
     # A client that goes away doesn't stop its request: it is durable, and the next turn finds what it came to.
     work = service.in_background(

@@ -17,7 +17,8 @@ from starlette.types import Receive, Scope, Send
 from flowstate_local.errors import FlowStateError
 from flowstate_local.server.api_errors import ApiError, as_api_error
 from flowstate_local.server.mcp_memory import Context, Place, make_server
-from flowstate_local.server.service import DEFAULT_SPACE, Service, unknown_space
+from flowstate_local.server.service import Service
+from flowstate_local.server.spaces import DEFAULT_SPACE, find_space, unknown_space
 from flowstate_local.server.tenants import Caller
 
 PATH = "/mcp"
@@ -50,7 +51,7 @@ class KeyAccess:
     def reading(self, context: Context, space: str | None) -> Place:
         """See `Access`. What is foreign, unknown or still empty looks the same."""
         name = self._name(context, space)
-        ref = self.service.space(_caller(context), name, write=False)
+        ref = find_space(self.service.tenants, _caller(context), name, write=False)
         if self.service.store.head(ref.stored).seq == 0:
             raise unknown_space(name)
         return Place(self.service.store, ref.stored)
@@ -59,9 +60,9 @@ class KeyAccess:
     async def writing(self, context: Context, space: str | None) -> AsyncIterator[Place]:
         """See `Access`."""
         caller = _caller(context)
-        ref = self.service.space(caller, self._name(context, space), write=True)
-        self.service.check_bytes(ref.owner)
-        async with self.service.writing(caller, ref):
+        ref = find_space(self.service.tenants, caller, self._name(context, space), write=True)
+        self.service.admission.check_bytes(ref.owner)
+        async with self.service.admission.writing(caller, ref):
             yield Place(self.service.store, ref.stored)
 
     def explain(self, error: FlowStateError) -> str:

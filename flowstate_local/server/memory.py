@@ -19,7 +19,8 @@ from flowstate_local.notes import Note, add_note
 from flowstate_local.repository import EvidenceRecord, RequestRecord
 from flowstate_local.server.api_errors import ApiError
 from flowstate_local.server.chat import Authorization
-from flowstate_local.server.service import Service, SpaceRef, unknown_space
+from flowstate_local.server.service import Service
+from flowstate_local.server.spaces import SpaceRef, find_space, spaces_of, unknown_space
 from flowstate_local.server.tenants import Caller, Scope
 from flowstate_local.space_export import exported
 from flowstate_local.space_import import imported
@@ -134,9 +135,7 @@ async def spaces(request: Request, authorization: Authorization = None) -> list[
     """Those you own, by name."""
     service: Service = request.app.state.service
     caller = service.caller(authorization, "read")
-    return [
-        _info(service, service.space(caller, name, write=False)) for name in sorted(service.spaces(caller))
-    ]
+    return [_info(service, ref) for ref in spaces_of(service.store, caller.tenant)]
 
 
 @router.get("/{space}", summary="One space")
@@ -179,9 +178,9 @@ async def add(space: str, note: Note, request: Request, authorization: Authoriza
     """It becomes a request of its own, judged like everything that a model writes; `source` is kept as raw result."""
     service: Service = request.app.state.service
     caller = service.caller(authorization, "write")
-    ref = service.space(caller, space, write=True)
-    service.check_bytes(ref.owner)
-    async with service.writing(caller, ref):
+    ref = find_space(service.tenants, caller, space, write=True)
+    service.admission.check_bytes(ref.owner)
+    async with service.admission.writing(caller, ref):
         writer = f"{caller.tenant.name} over HTTP"
         added = await run_in_threadpool(add_note, service.store, ref.stored, note, writer=writer)
     return added.node
@@ -282,10 +281,10 @@ async def import_space(space: str, request: Request, authorization: Authorizatio
     """The body is what `export` gave. All of it is checked before anything is written."""
     service: Service = request.app.state.service
     caller = service.caller(authorization, "write")
-    ref = service.space(caller, space, write=True)
+    ref = find_space(service.tenants, caller, space, write=True)
     body = await request.body()
-    service.check_bytes(ref.owner, len(body))
-    async with service.writing(caller, ref):
+    service.admission.check_bytes(ref.owner, len(body))
+    async with service.admission.writing(caller, ref):
         done = await run_in_threadpool(imported, service.store, ref.stored, body.splitlines())
     return ImportInfo(
         space=ref.name,
@@ -301,7 +300,7 @@ async def import_space(space: str, request: Request, authorization: Authorizatio
 async def erase_space(space: str, request: Request, authorization: Authorization = None) -> None:
     """Everything of it. Only its owner may, with an admin key."""
     service, caller, ref = _own(request, space, authorization)
-    async with service.writing(caller, ref):
+    async with service.admission.writing(caller, ref):
         await run_in_threadpool(service.store.erase_space, ref.stored)
 
 
@@ -311,7 +310,7 @@ async def erase_parts(
 ) -> EraseInfo:
     """Also from the log; tombstones stay. Only the owner may, with an admin key."""
     service, caller, ref = _own(request, space, authorization)
-    async with service.writing(caller, ref):
+    async with service.admission.writing(caller, ref):
         done = await run_in_threadpool(
             erase, service.store, ref.stored, nodes=body.nodes, requests=body.requests
         )
@@ -332,7 +331,7 @@ def _open(
 
 def open_space(service: Service, caller: Caller, name: str, *, write: bool) -> SpaceRef:
     """A space in which there is something. Raises ApiError 404."""
-    ref = service.space(caller, name, write=write)
+    ref = find_space(service.tenants, caller, name, write=write)
     if service.store.head(ref.stored).seq == 0 and ref.stored not in service.store.spaces():
         raise unknown_space(name)
     return ref

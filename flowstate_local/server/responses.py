@@ -30,7 +30,8 @@ from flowstate_local.server.chat import (
     streamed,
 )
 from flowstate_local.server.conversation import Turn, call_id, read_call_id, read_turn
-from flowstate_local.server.service import DEFAULT_SPACE, Service, SpaceRef, TurnOptions
+from flowstate_local.server.service import Service, TurnOptions
+from flowstate_local.server.spaces import DEFAULT_SPACE, SpaceRef, find_space
 from flowstate_local.server.turn_stream import KEEP_ALIVE, TurnStream, sse
 
 router = APIRouter(prefix="/v1", tags=["OpenAI"])
@@ -132,7 +133,7 @@ async def respond(
     caller = service.caller(authorization, "write")
     before = ResponseId.read(body.previous_response_id) if body.previous_response_id else None
     named = space or (before.space if before else body.space) or DEFAULT_SPACE
-    ref = service.space(caller, named, write=True)
+    ref = find_space(service.tenants, caller, named, write=True)
     if before is not None:
         _check_known(service, ref, before, str(body.previous_response_id))
     turn = body.turn
@@ -166,7 +167,7 @@ async def response_again(
     service: Service = request.app.state.service
     caller = service.caller(authorization, "read")
     found = ResponseId.read(response)
-    ref = service.space(caller, found.space, write=False)
+    ref = find_space(service.tenants, caller, found.space, write=False)
     record = service.store.reader(ref.stored).request(RequestId(found.request))
     if record is None:
         raise unknown_response(response, status=404)

@@ -49,7 +49,7 @@ class _Server(uvicorn.Server):
         self._service = service
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        self._service.draining = True
+        self._service.admission.draining = True
         super().handle_exit(sig, frame)
 
 

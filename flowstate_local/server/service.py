@@ -1,79 +1,33 @@
-"""What the routes call: one turn of a conversation in a space of a tenant, admitted or turned away."""
+"""What the routes call: one turn of a conversation in a space of a tenant."""
 
 import asyncio
-import time
-from collections import Counter, defaultdict, deque
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
-from weakref import WeakValueDictionary
 
 from flowstate_local import logs
 from flowstate_local.completion import Sampling
 from flowstate_local.engines.base import Engine
-from flowstate_local.errors import StoreBusy, UsageError
+from flowstate_local.errors import UsageError
 from flowstate_local.events import Cause, Event
 from flowstate_local.history import cause_of
 from flowstate_local.loop import Agent, RequestResult
 from flowstate_local.nodes import RequestId
 from flowstate_local.repository import RequestRecord
+from flowstate_local.server.admission import Admission, Limits
 from flowstate_local.server.api_errors import ApiError
 from flowstate_local.server.conversation import Turn, read_call_id
 from flowstate_local.server.observe import Observer, TurnWatch
-from flowstate_local.server.tenants import SHARED, Caller, Scope, Tenant, Tenants
+from flowstate_local.server.spaces import SpaceRef, spaces_of
+from flowstate_local.server.tenants import Caller, Scope, Tenant, Tenants
 from flowstate_local.server.timed_store import timed
-from flowstate_local.stores.base import MAX_SPACE_BYTES, Store, check_space_name
+from flowstate_local.stores.base import Store
 from flowstate_local.tools import Tool, Toolbox
 
-JOIN = "."
-"""Between the id of a tenant and the name of its space; ids have a fixed length, so no two pairs make one name."""
-DEFAULT_SPACE = "default"
-WRITE_WAIT_S = 5.0
-"""How long a write without the model waits for the turn that goes on in its space."""
 RETRY_TASK = "http"
 """`Cause.task` of requests that came with an idempotency key."""
-SIZE_AGE_S = 10.0
-"""For how long a count of bytes is good enough."""
 LOOK_BACK = 5
 """Requests among which the one of a repeated idempotency key is looked for."""
-
-
-@dataclass(frozen=True)
-class Limits:
-    """What the server takes on."""
-
-    max_running: int = 64
-    """Turns in the engine at once."""
-    max_waiting: int = 256
-    """Turns that wait for one of those places, or for their space; more are turned away."""
-    max_per_tenant: int = 128
-    """Turns of one tenant that wait or run, so that none can keep all others out."""
-    max_body_bytes: int = 2_000_000
-    max_import_bytes: int = 500_000_000
-    """Of an exported space that comes back; it is held in memory while it is read."""
-    timeout_s: float = 600.0
-    """Of a turn."""
-    max_steps: int = 16
-
-    def body_bytes_of(self, path: str) -> int:
-        """How large the body of a request may be."""
-        return self.max_import_bytes if path.endswith("/import") else self.max_body_bytes
-
-
-@dataclass(frozen=True)
-class SpaceRef:
-    """A space as its caller may use it."""
-
-    owner: Tenant
-    name: str
-    """As the owner calls it."""
-    may_write: bool
-
-    @property
-    def stored(self) -> str:
-        """Its name in the store."""
-        return f"{self.owner.id}{JOIN}{self.name}"
 
 
 @dataclass(frozen=True)
@@ -109,7 +63,6 @@ class Service:
         toolbox: tools that the server runs.
         limits: what it takes on.
         observer: told of everything.
-        clock: seconds, monotonic.
     """
 
     engine: Engine
@@ -118,24 +71,11 @@ class Service:
     toolbox: Toolbox
     limits: Limits = Limits()
     observer: Observer = field(default_factory=Observer)
-    clock: Callable[[], float] = time.monotonic
-    draining: bool = False
-    n_waiting: int = 0
-    n_running: int = 0
-    _locks: "WeakValueDictionary[str, asyncio.Lock]" = field(default_factory=WeakValueDictionary)
-    """Of spaces with a turn; who holds or awaits one keeps it here."""
-    _of_tenant: Counter[str] = field(default_factory=Counter)
-    """Turns that wait or run."""
-    _bytes_of: dict[str, tuple[float, int]] = field(default_factory=dict)
-    """When the bytes of a tenant were counted, and how many they were."""
-    _recent: defaultdict[str, deque[float]] = field(default_factory=lambda: defaultdict(deque))
     _working: set["asyncio.Future[RequestResult]"] = field(default_factory=set)
 
     def __post_init__(self) -> None:
-        self._places = asyncio.Semaphore(self.limits.max_running)
         self.store = timed(self.store, self.observer.store)
-
-    # --- who may --------------------------------------------------------------------------------------------
+        self.admission = Admission(self.limits, self.tenants, self.store, self.observer)
 
     def caller(self, authorization: str | None, scope: Scope) -> Caller:
         """Who sent a request, if its key may do that.
@@ -163,60 +103,11 @@ class Service:
         logs.add(tenant=caller.tenant.name, key=caller.key)
         return caller
 
-    def space(self, caller: Caller, name: str, *, write: bool) -> SpaceRef:
-        """A space of the caller, or one that is shared with it, as "OWNER~SPACE".
-
-        What belongs to others and what doesn't exist look the same.
-
-        Raises:
-            ApiError: 404 where it may not be used.
-            BadSpaceName: no space can be called that.
-        """
-        owner, is_shared, rest = name.partition(SHARED)
-        if is_shared:
-            shared = self.tenants.shared_with(caller.tenant, owner, rest)
-            if shared is None or (write and not shared[1]):
-                raise unknown_space(name)
-            return SpaceRef(shared[0], rest, shared[1])
-        check_space_name(name)
-        ref = SpaceRef(caller.tenant, name, may_write=True)
-        if len(ref.stored.encode()) > MAX_SPACE_BYTES:
-            most = MAX_SPACE_BYTES - len(f"{caller.tenant.id}{JOIN}")
-            raise ApiError(400, f"the name of a space may have {most} bytes", code="bad_space_name")
-        return ref
-
-    def spaces(self, caller: Caller) -> list[str]:
-        """Names of the caller's own spaces."""
-        prefix = f"{caller.tenant.id}{JOIN}"
-        return [name.removeprefix(prefix) for name in self.store.spaces() if name.startswith(prefix)]
-
     async def erase_tenant(self, tenant: Tenant) -> None:
         """Forget a tenant with all its spaces. Its keys go first, so that nothing new begins."""
         self.tenants.delete(tenant)
-        prefix = f"{tenant.id}{JOIN}"
-        for name in [name for name in self.store.spaces() if name.startswith(prefix)]:
-            await asyncio.to_thread(self.store.erase_space, name)
-
-    def check_bytes(self, tenant: Tenant, more: int = 0) -> None:
-        """Raise ApiError if the spaces of a tenant take more room than its quota, with `more` bytes to come."""
-        most = tenant.quota.max_bytes
-        if most is not None and self._stored_bytes(tenant) + more > most:
-            raise ApiError(
-                429,
-                f"{most:,} bytes are allowed; erase something",
-                type="rate_limit_error",
-                code="storage_quota",
-            )
-
-    def _stored_bytes(self, tenant: Tenant) -> int:
-        """As counted within the last seconds: counting reads all keys of the tenant."""
-        counted_at, size_bytes = self._bytes_of.get(tenant.id, (-SIZE_AGE_S, 0))
-        if self.clock() - counted_at >= SIZE_AGE_S:
-            prefix = f"{tenant.id}{JOIN}"
-            names = [name for name in self.store.spaces() if name.startswith(prefix)]
-            size_bytes = sum(map(self.store.size_bytes_of, names))
-            self._bytes_of[tenant.id] = self.clock(), size_bytes
-        return size_bytes
+        for space in spaces_of(self.store, tenant):
+            await asyncio.to_thread(self.store.erase_space, space.stored)
 
     def in_background(self, turn: Coroutine[Any, Any, RequestResult]) -> "asyncio.Future[RequestResult]":
         """A turn that goes on whoever waits for it."""
@@ -232,7 +123,7 @@ class Service:
 
     async def drain(self, timeout_s: float) -> None:
         """Take nothing new, and let what is under way end; what doesn't is resumed by its client after a restart."""
-        self.draining = True
+        self.admission.draining = True
         if self._working:
             await asyncio.wait(self._working, timeout=timeout_s)
         for late in list(self._working):
@@ -257,13 +148,14 @@ class Service:
             logs.bound(space=space.stored),
             self.observer.turn(space.stored, self.engine.model, how.sampling) as watch,
         ):
-            async with self._admitted(caller, space):
+            async with self.admission.admitted(caller, space):
                 cause = how.cause
                 known = self._answered(space, cause) if cause else None
                 if known is not None:
-                    return _result_of(known)
-                agent = self._agent(caller, turn, how, watch)
-                result = await self._in_time(self._go_on(agent, space, turn, how.date, cause))
+                    result = _result_of(known)
+                else:
+                    agent = self._agent(caller, turn, how, watch)
+                    result = await self._in_time(self._go_on(agent, space, turn, how.date, cause))
                 self.tenants.spend(caller.tenant, result.prompt_tokens + result.generated_tokens)
             watch.ended(result)
             return result
@@ -352,107 +244,12 @@ class Service:
                 return record
         return None
 
-    # --- admission ------------------------------------------------------------------------------------------
-
-    @asynccontextmanager
-    async def _admitted(self, caller: Caller, space: SpaceRef) -> AsyncIterator[None]:
-        """Turn away what is too much, before the engine drowns; then wait for the space, and for a place.
-
-        In this order: who waits for a busy space of their own takes no place from others.
-        """
-        try:
-            self._check_room(caller.tenant)
-        except ApiError as error:
-            self.observer.rejected(str(error.code))
-            raise
-        lock = self._locks.setdefault(space.stored, asyncio.Lock())
-        self._of_tenant[caller.tenant.id] += 1
-        self.n_waiting += 1
-        waiting = True
-        try:
-            async with lock, self._places:
-                self.n_waiting -= 1
-                waiting = False
-                self.n_running += 1
-                try:
-                    yield
-                finally:
-                    self.n_running -= 1
-        finally:
-            self.n_waiting -= waiting
-            self._of_tenant[caller.tenant.id] -= 1
-
-    def _check_room(self, tenant: Tenant) -> None:
-        if self.draining:
-            raise ApiError(
-                503,
-                "the server is shutting down",
-                type="server_error",
-                code="draining",
-                headers={"Retry-After": "5"},
-            )
-        self._check_rate(tenant)
-        self._check_quota(tenant)
-        self.check_bytes(tenant)
-        if self.n_waiting >= self.limits.max_waiting:
-            raise _too_many("the server is busy", "busy", 1)
-        if self._of_tenant[tenant.id] >= self.limits.max_per_tenant:
-            raise _too_many(f"{self.limits.max_per_tenant} turns at once are allowed", "too_many_at_once", 1)
-
-    @asynccontextmanager
-    async def writing(self, caller: Caller, space: SpaceRef) -> AsyncIterator[None]:
-        """A moment in which no turn begins in the space, for what is written without the model.
-
-        Raises:
-            ApiError: over the rate of the tenant.
-            StoreBusy: a turn goes on for longer than it is worth waiting.
-        """
-        self._check_rate(caller.tenant)
-        lock = self._locks.setdefault(space.stored, asyncio.Lock())
-        try:
-            await asyncio.wait_for(lock.acquire(), WRITE_WAIT_S)
-        except TimeoutError:
-            raise StoreBusy(
-                "a request is under way in this memory", hint="Try again when it has ended."
-            ) from None
-        try:
-            yield
-        finally:
-            lock.release()
-
-    def _check_rate(self, tenant: Tenant) -> None:
-        most = tenant.quota.requests_per_minute
-        recent, now = self._recent[tenant.id], self.clock()
-        while recent and recent[0] <= now - 60:
-            recent.popleft()
-        if most is not None and len(recent) >= most:
-            raise _too_many(
-                f"{most} requests a minute are allowed", "rate_limit_exceeded", recent[0] + 60 - now
-            )
-        if most is not None:
-            recent.append(now)
-
-    def _check_quota(self, tenant: Tenant) -> None:
-        most = tenant.quota.tokens_per_day
-        if most is not None and self.tenants.spent_today(tenant) >= most:
-            raise _too_many(f"{most:,} tokens a day are allowed", "insufficient_quota", 3_600)
-
-
-def unknown_space(name: str) -> ApiError:
-    """For a space that isn't there, or isn't the caller's."""
-    return ApiError(404, f"there is no space {name!r}", code="space_not_found")
-
 
 def unknown_call(said: str) -> ApiError:
     """For a result that nothing waits for."""
     return ApiError(
         400, f"nothing waits for the result of {said!r}", code="unknown_tool_call", param="messages"
     )
-
-
-def _too_many(message: str, code: str, retry_after_s: float) -> ApiError:
-    headers = {"Retry-After": str(max(1, round(retry_after_s)))}
-    return ApiError(429, message, type="rate_limit_error", code=code, headers=headers)
 
 
 def _without(tools: Iterable[Tool], own: Iterable[Tool]) -> list[Tool]:

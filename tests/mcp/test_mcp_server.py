@@ -444,7 +444,7 @@ async def test_a_tenant_keeps_to_its_rate(server: Running) -> None:
 async def test_a_request_under_way_is_named_to_who_adds(
     serve: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("flowstate_local.server.service.WRITE_WAIT_S", 0.2)
+    monkeypatch.setattr("flowstate_local.server.admission.WRITE_WAIT_S", 0.2)
     server = serve([step(calls=[("weather", {})])])
     key = server.key("ana")
     weather = {"type": "function", "function": {"name": "weather"}}
@@ -462,7 +462,7 @@ async def test_a_request_under_way_is_named_to_who_adds(
         answer = await refused(client, "add", **FEE)
         assert "request r1 is under way in this memory" in answer
         assert server.tenant("ana").id not in answer
-        lock = server.service._locks.setdefault(f"{server.tenant('ana').id}.trip", asyncio.Lock())
+        lock = server.service.admission._locks.setdefault(f"{server.tenant('ana').id}.trip", asyncio.Lock())
         lock._locked = True  # as while a turn runs
         assert "a request is under way" in await refused(client, "add", **FEE)
         lock._locked = False

@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 import uvicorn
 
+from flowstate_local.server.admission import Limits
 from flowstate_local.server.app import make_app
 from flowstate_local.server.metrics import Metrics
 from flowstate_local.server.observe import EventLog, Observer, Observers
-from flowstate_local.server.service import Limits, Service
+from flowstate_local.server.service import Service
 from flowstate_local.server.tenants import Quota, Tenant, Tenants
 from flowstate_local.stores.base import Store
 from flowstate_local.stores.lmdb import LmdbStore

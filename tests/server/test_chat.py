@@ -7,7 +7,7 @@ import httpx
 import openai
 import pytest
 
-from flowstate_local.server.service import Limits
+from flowstate_local.server.admission import Limits
 from flowstate_local.server.turn_stream import unsaid
 from flowstate_local.testing import step
 from flowstate_local.tools import tool
@@ -285,7 +285,7 @@ def test_health_and_readiness_need_no_key(serve: Serve, client: Client) -> None:
     server = serve([])
     assert httpx.get(f"{server.url}/health").json() == {"status": "ok"}
     assert httpx.get(f"{server.url}/ready").status_code == 200
-    server.service.draining = True
+    server.service.admission.draining = True
     assert httpx.get(f"{server.url}/ready").status_code == 503
     with pytest.raises(openai.InternalServerError, match="shutting down"):
         client(server).chat.completions.create(model="x", messages=[{"role": "user", "content": "x"}])

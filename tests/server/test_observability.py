@@ -16,7 +16,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from prometheus_client.parser import text_string_to_metric_families
 
 from flowstate_local import logs
-from flowstate_local.server.service import Limits
+from flowstate_local.server.admission import Limits
 from flowstate_local.server.tracing import Tracing, exporting
 from flowstate_local.testing import step
 from flowstate_local.tools import tool

@@ -17,8 +17,9 @@ from schemathesis import GenerationMode
 from schemathesis.checks import not_a_server_error
 from schemathesis.specs.openapi.checks import content_type_conformance, response_schema_conformance
 
+from flowstate_local.server.admission import Limits
 from flowstate_local.server.app import make_app
-from flowstate_local.server.service import Limits, Service
+from flowstate_local.server.service import Service
 from flowstate_local.server.tenants import Tenants
 from flowstate_local.stores.memory import MemoryStore
 from flowstate_local.testing import ScriptedEngine, step

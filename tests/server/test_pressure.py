@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
-from flowstate_local.server.service import Limits
+from flowstate_local.server.admission import Limits
 from flowstate_local.testing import step
 from flowstate_local.tools import tool
 from tests.server.conftest import Running
@@ -68,14 +68,14 @@ async def test_what_the_engine_cannot_take_waits_and_what_cannot_wait_is_turned_
     async with httpx.AsyncClient(timeout=60) as http:
         ana = Asker(server, http, "ana")
         asked = [asyncio.create_task(ana(f"s{i}")) for i in range(4)]
-        await until(lambda: service.n_running == 2 and service.n_waiting == 2)
+        await until(lambda: service.admission.n_running == 2 and service.admission.n_waiting == 2)
         refused = await ana("s4")
         assert (refused.status_code, refused.json()["error"]["code"]) == (429, "busy")
         assert int(refused.headers["retry-after"]) >= 1
         GATE.set()
         answers = await asyncio.gather(*asked)
         assert [a.json()["choices"][0]["message"]["content"] for a in answers] == ["Done."] * 4
-        assert (service.n_running, service.n_waiting) == (0, 0)
+        assert (service.admission.n_running, service.admission.n_waiting) == (0, 0)
         assert (await ana("s4")).status_code == 200
 
 
@@ -84,11 +84,11 @@ async def test_one_tenant_can_not_keep_the_others_out(serve: Serve) -> None:
     async with httpx.AsyncClient(timeout=60) as http:
         ana, bob = Asker(server, http, "ana"), Asker(server, http, "bob")
         asked = [asyncio.create_task(ana(f"s{i}")) for i in range(2)]
-        await until(lambda: server.service.n_running == 2)
+        await until(lambda: server.service.admission.n_running == 2)
         refused = await ana("s9")
         assert (refused.status_code, refused.json()["error"]["code"]) == (429, "too_many_at_once")
         asked.append(asyncio.create_task(bob("s1")))
-        await until(lambda: server.service.n_running == 3)
+        await until(lambda: server.service.admission.n_running == 3)
         GATE.set()
         assert [(await task).status_code for task in asked] == [200] * 3
 
@@ -98,9 +98,11 @@ async def test_a_crowd_in_one_space_takes_one_place(serve: Serve) -> None:
     async with httpx.AsyncClient(timeout=60) as http:
         ana = Asker(server, http, "ana")
         crowd = [asyncio.create_task(ana("one", f"Wait {i}")) for i in range(5)]
-        await until(lambda: server.service.n_running == 1 and server.service.n_waiting == 4)
+        await until(
+            lambda: server.service.admission.n_running == 1 and server.service.admission.n_waiting == 4
+        )
         other = asyncio.create_task(ana("two"))
-        await until(lambda: server.service.n_running == 2)
+        await until(lambda: server.service.admission.n_running == 2)
         GATE.set()
         assert [(await task).status_code for task in [*crowd, other]] == [200] * 6
     (head,) = [server.service.store.head(s) for s in server.service.store.spaces() if s.endswith("one")]
@@ -125,10 +127,10 @@ async def test_a_client_that_hangs_up_loses_nothing(serve: Serve) -> None:
     async with httpx.AsyncClient(timeout=60) as http:
         ana = Asker(server, http, "ana")
         asked = asyncio.create_task(ana("s"))
-        await until(lambda: server.service.n_running == 1)
+        await until(lambda: server.service.admission.n_running == 1)
         asked.cancel()
         GATE.set()
-        await until(lambda: server.service.n_running == 0)
+        await until(lambda: server.service.admission.n_running == 0)
         (space,) = server.service.store.spaces()
         assert [r.message for r in server.service.store.requests(space)] == ["Done."]
 
@@ -139,8 +141,8 @@ async def test_nobody_waits_for_what_is_forgotten(serve: Serve) -> None:
     async with httpx.AsyncClient(timeout=60) as http:
         ana = Asker(server, http, "ana")
         await asyncio.gather(*(ana(f"s{i}") for i in range(30)))
-    await until(lambda: not server.service._locks)
-    assert +server.service._of_tenant == {}
+    await until(lambda: not server.service.admission._locks)
+    assert +server.service.admission._of_tenant == {}
 
 
 CLIENT = """
