@@ -772,6 +772,7 @@ class _Environment:
         """Write a compacted copy of the data file into an empty folder."""
         with _translated(folder), self._transaction(write=False) as txn:
             self.lmdb_env.copy(str(folder), compact=True, txn=txn)
+            (folder / _DATA_FILE).chmod(0o600)
 
     def close(self) -> None:
         """Wait for the transactions that run, and close."""
