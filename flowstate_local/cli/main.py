@@ -9,6 +9,7 @@ from flowstate_local.cli import (
     doctor,
     mcp,
     memory,
+    memory_backup,
     memory_changes,
     model,
     run,
@@ -33,6 +34,7 @@ app.command("batch", epilog=batch.EXAMPLES)(batch.batch)
 app.command("serve", epilog=serve.EXAMPLES)(serve.serve)
 memory.app.command("import", epilog=memory_changes.IMPORT_EXAMPLES)(memory_changes.import_space)
 memory.app.command("erase", epilog=memory_changes.ERASE_EXAMPLES)(memory_changes.erase_parts)
+memory.app.command("backup", epilog=memory_backup.EXAMPLES)(memory_backup.backup)
 app.command("mcp", epilog=mcp.EXAMPLES)(mcp.mcp)
 app.add_typer(memory.app)
 app.add_typer(model.app)

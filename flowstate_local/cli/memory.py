@@ -2,6 +2,7 @@
 
 import json
 import sys
+from collections.abc import Iterable
 from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Annotated, Any
@@ -20,7 +21,7 @@ from flowstate_local.graph import edges, trace
 from flowstate_local.history import Moment, as_of
 from flowstate_local.nodes import EvidenceId, Node, NodeId
 from flowstate_local.space_export import exported
-from flowstate_local.stores.base import Store, check_space_name
+from flowstate_local.stores.base import Fault, Store, check_space_name
 from flowstate_local.tasks.manager import TaskManager
 from flowstate_local.tasks.verification import verify as verify_tasks
 
@@ -196,19 +197,12 @@ def verify(
         folder = store or data_home()
         opened = open_store(folder, create=False, readonly=True)
         checked = [check_space_name(space)] if space else opened.spaces()
-        faults = [
-            fault
-            for name in checked
-            for fault in (*opened.verify(name), *verify_tasks(TaskManager[Any](opened, name)))
-        ]
+        faults = faults_of(opened, checked)
         opened.close()
         if as_json:
             write_json({"spaces": checked, "faults": [asdict(fault) for fault in faults]})
         else:
-            for fault in faults:
-                Console().print(
-                    f"[red]{escape(fault.space)} {escape(fault.subject)}[/] {escape(fault.problem)}"
-                )
+            show_faults(faults)
             counted = f"{len(checked)} space{'s' * (len(checked) != 1)} checked"
             Console().print(f"{counted}, {len(faults)} fault{'s' * (len(faults) != 1)}")
         if faults:
@@ -221,6 +215,21 @@ def export(space: Space = "default", store: StorePath = None) -> None:
     with opened_space(store, space, as_json=False) as opened:
         for line in exported(opened, space):
             typer.echo(json.dumps(line, ensure_ascii=False, separators=(",", ":")))
+
+
+def faults_of(store: Store, spaces: Iterable[str]) -> list[Fault]:
+    """What is wrong in these spaces: hashes, refs, gaps in the log, tasks that fold otherwise."""
+    return [
+        fault
+        for name in spaces
+        for fault in (*store.verify(name), *verify_tasks(TaskManager[Any](store, name)))
+    ]
+
+
+def show_faults(faults: Iterable[Fault]) -> None:
+    """One line each, for people."""
+    for fault in faults:
+        Console().print(f"[red]{escape(fault.space)} {escape(fault.subject)}[/] {escape(fault.problem)}")
 
 
 def _at(store: Store, space: str, seq: int) -> Moment:

@@ -71,6 +71,11 @@ def data_home() -> Path:
     return Path(home) / "flowstate_local" / "memory"
 
 
+def tenants_file(store: Path) -> Path:
+    """Where the server of a store keeps its tenants and the hashes of their keys: beside it."""
+    return store.parent / f"{store.name}-tenants.sqlite"
+
+
 def open_store(path: Path | None, *, create: bool = True, readonly: bool = False) -> Store:
     """The LMDB store of the command line.
 

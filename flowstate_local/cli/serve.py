@@ -25,6 +25,7 @@ from flowstate_local.cli.roots import (
     open_store,
     opened_engine,
     opened_toolbox,
+    tenants_file,
 )
 from flowstate_local.errors import UsageError
 
@@ -86,7 +87,7 @@ def serve(
             ) from None
         console = Console(stderr=True, highlight=False)
         folder: Path = store or data_home()
-        opened, tenants = open_store(folder), Tenants(folder.parent / f"{folder.name}-tenants.sqlite")
+        opened, tenants = open_store(folder), Tenants(tenants_file(folder))
         choice = EngineChoice("server" if upstream else "vllm", model, upstream, profile, window)
 
         async def work() -> None:
