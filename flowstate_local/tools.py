@@ -15,7 +15,6 @@ import math
 import os
 import re
 import sys
-import threading
 import time
 import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -40,6 +39,7 @@ from flowstate_local.nodes import EvidenceId, RequestId
 from flowstate_local.protocol import ToolCall
 from flowstate_local.schema_arguments import checker
 from flowstate_local.schema_rules import MAX_TOOLS, check_tool_schema
+from flowstate_local.tool_threads import THREADS
 
 DEFAULT_TIMEOUT_S = 60.0
 MAX_RESULT_DEPTH = 100
@@ -551,7 +551,7 @@ async def _guarded(function: Callable[..., Any], arguments: Mapping[str, Any]) -
 
 
 def _in_thread(function: Callable[..., Any], arguments: Mapping[str, Any]) -> asyncio.Future[Any]:
-    """Run in a daemon thread of its own: one that hangs blocks neither a pool nor the end of the process."""
+    """Run in a daemon thread: one that hangs blocks neither other tools nor the end of the process."""
     loop = asyncio.get_running_loop()
     future: asyncio.Future[Any] = loop.create_future()
     context = contextvars.copy_context()
@@ -578,7 +578,7 @@ def _in_thread(function: Callable[..., Any], arguments: Mapping[str, Any]) -> as
         except RuntimeError:
             return  # the loop closed long ago: the call had timed out
 
-    threading.Thread(target=work, name=f"tool-{function.__name__}", daemon=True).start()
+    THREADS.run(work, f"tool-{function.__name__}")
     return future
 
 

@@ -43,6 +43,8 @@ def make_app(service: Service, metrics: Metrics | None = None, *, origins: Colle
         summary="An OpenAI-compatible endpoint with a memory.",
         version="1",
         lifespan=lifespan,
+        # Both pages load scripts from elsewhere; a server on somebody's own machine must not.
+        docs_url=None,
         redoc_url=None,
         redirect_slashes=False,
         responses={

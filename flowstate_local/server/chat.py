@@ -83,7 +83,8 @@ class ChatRequest(Lenient):
 
 SpaceHeader = Annotated[str | None, Header(alias="X-FlowState-Space", description="The memory to use.")]
 DateHeader = Annotated[
-    str | None, Header(alias="X-FlowState-Date", description="Today, as the model should see it.")
+    str | None,
+    Header(alias="X-FlowState-Date", max_length=100, description="Today, as the model should see it."),
 ]
 KeyHeader = Annotated[str | None, Header(alias="Idempotency-Key", max_length=200)]
 _BEARER = HTTPBearer(auto_error=False, description="An API key.")

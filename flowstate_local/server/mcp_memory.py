@@ -46,7 +46,7 @@ correct a node, add one whose refs say that it supersedes the old one. `timeline
 SPACE = {
     "type": "string",
     "maxLength": 200,
-    "description": 'The memory to use; "default" if left out. One that is shared with you is called owner/space.',
+    "description": 'The memory to use; "default" if left out. One that is shared with you is called OWNER~space.',
 }
 MAX_FAULTS = 5
 
