@@ -1,5 +1,6 @@
 """A server that runs: what watches it, and how it stops."""
 
+import signal
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -66,4 +67,7 @@ async def run(
         server_header=False,
         timeout_graceful_shutdown=round(DRAIN_S),
     )
+    # uvicorn raises a signal again when it has stopped. By default SIGTERM would then end the process before its
+    # caller has closed the engine, sent the last traces, and closed the store.
+    signal.signal(signal.SIGTERM, lambda *_: None)
     await _Server(config, service).serve()

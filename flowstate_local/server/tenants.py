@@ -107,11 +107,13 @@ class Tenants:
         self._lock = threading.Lock()
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
+            # Before SQLite makes it: the log beside it gets the same permissions.
+            path.touch(mode=0o600)
+            path.chmod(0o600)
             self._db = sqlite3.connect(path, check_same_thread=False, isolation_level=None, timeout=10)
             self._db.executescript(
                 f"pragma journal_mode=wal; pragma synchronous=normal; pragma foreign_keys=on; {_SCHEMA}"
             )
-            path.chmod(0o600)
         except (OSError, sqlite3.Error) as error:
             raise StoreError(f"{path} can't hold tenants: {error}") from error
 

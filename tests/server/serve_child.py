@@ -46,6 +46,7 @@ async def main() -> None:
         await run(service, observed.metrics, "127.0.0.1", int(sys.argv[2]))
     store.close()
     tenants.close()
+    (FOLDER / "closed").touch()
 
 
 if __name__ == "__main__":

@@ -119,6 +119,15 @@ def test_only_the_owner_may_read_a_copy(memory: Path, tmp_path: Path) -> None:
     assert [file.stat().st_mode & 0o777 for file in files] == [0o600, 0o600]
 
 
+def test_what_lies_beside_a_store_is_its_owners_too(memory: Path) -> None:
+    tenants = Tenants(tenants_file(memory))
+    tenants.create("ana")
+    beside = sorted(path for path in memory.parent.iterdir() if path.is_file())
+    assert [path.suffix for path in beside] == [".sqlite", ".sqlite-shm", ".sqlite-wal"]
+    assert {path.stat().st_mode & 0o777 for path in beside} == {0o600}
+    tenants.close()
+
+
 def test_a_copy_replaces_nothing(memory: Path, tmp_path: Path) -> None:
     (tmp_path / "copy").mkdir()
     assert (
