@@ -470,6 +470,23 @@ def test_proxies_send_a_space_to_one_server_only(name: str, objects: dict[tuple[
         assert "no option redispatch" in proxy
 
 
+# --- pages ------------------------------------------------------------------------------------------------------
+
+
+def test_the_page_on_serving_tells_the_limits_that_hold() -> None:
+    page, limits = (ROOT / "docs" / "serving.md").read_text(encoding="utf-8"), Limits()
+    assert f"`--max-running` | {limits.max_running} |" in page
+    assert f"in all | {limits.max_waiting} |" in page
+    assert f"waiting and running | {limits.max_per_tenant} |" in page
+    assert f"| {limits.max_body_bytes // 10**6} MB; {limits.max_import_bytes // 10**6} MB |" in page
+    assert f"a turn | {limits.timeout_s:g} s |" in page
+    stopping = " ".join(page.partition("## Stopping")[2].partition("##")[0].split())
+    grace = read("compose.yaml")["services"]["flowstate"]["stop_grace_period"]
+    assert f"Streams get {DRAIN_S:g} s" in stopping
+    assert f"more than {LONGEST_STOP_S:g} s" in stopping
+    assert f"wait for {seconds(grace):g} s" in stopping
+
+
 # --- metrics ----------------------------------------------------------------------------------------------------
 
 _MADE_OF_HISTOGRAMS = ("_bucket", "_sum", "_count")
