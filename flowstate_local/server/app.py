@@ -11,7 +11,7 @@ from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
 from flowstate_local.errors import FlowStateError
-from flowstate_local.server import admin, chat, memory, responses
+from flowstate_local.server import admin, chat, inspector, memory, memory_views, responses
 from flowstate_local.server.api_errors import ApiError, ErrorBody, as_api_error
 from flowstate_local.server.edge import Edge, answer, logger
 from flowstate_local.server.mcp_http import McpEndpoint, mount
@@ -56,6 +56,8 @@ def make_app(service: Service, metrics: Metrics | None = None, *, origins: Colle
     app.include_router(chat.router)
     app.include_router(responses.router)
     app.include_router(memory.router)
+    app.include_router(memory_views.router)
+    app.include_router(inspector.router)
     app.include_router(admin.router)
     mount(app, mcp)
     _health(app, service)

@@ -141,7 +141,7 @@ async def spaces(request: Request, authorization: Authorization = None) -> list[
 @router.get("/{space}", summary="One space")
 async def space_info(space: str, request: Request, authorization: Authorization = None) -> SpaceInfo:
     """How much is in it."""
-    service, ref = _open(request, space, authorization)
+    service, ref = opened(request, space, authorization)
     return _info(service, ref)
 
 
@@ -157,7 +157,7 @@ async def nodes(
     limit: Limit = 100,
 ) -> NodePage:
     """Nodes in the order in which they were kept; with `q` those that hold all of its words."""
-    service, ref = _open(request, space, authorization)
+    service, ref = opened(request, space, authorization)
 
     def read() -> NodePage:
         everything: Iterator[Node] = iter(_at(service, ref, as_of_seq))
@@ -195,7 +195,7 @@ async def node(
     depth: Annotated[int, Query(ge=0, le=32)] = 8,
 ) -> Hop:
     """The node, and hop by hop what it refers to, down to raw results."""
-    service, ref = _open(request, space, authorization)
+    service, ref = opened(request, space, authorization)
     root = await run_in_threadpool(trace, NodeId(node), service.store.reader(ref.stored), depth=depth)
     if root.node is None:
         raise ApiError(404, f"there is no node {node!r}", code="node_not_found")
@@ -207,7 +207,7 @@ async def evidence(
     space: str, evidence: str, request: Request, authorization: Authorization = None
 ) -> Response:
     """Its bytes as the tool brought them, the record in headers. Never interpreted: always octet-stream."""
-    service, ref = _open(request, space, authorization)
+    service, ref = opened(request, space, authorization)
     reader = service.store.reader(ref.stored)
     record = reader.evidence(EvidenceId(evidence))
     if record is None:
@@ -227,8 +227,8 @@ async def requests(
     space: str, request: Request, authorization: Authorization = None, after: After = None, limit: Limit = 100
 ) -> RequestPage:
     """What was asked, how it ended, what it left."""
-    service, ref = _open(request, space, authorization)
-    first = _number(after) + 1
+    service, ref = opened(request, space, authorization)
+    first = number_of(after) + 1
     page = list(islice(service.store.requests(ref.stored, first=first), limit + 1))
     return RequestPage(data=page[:limit], next=page[limit - 1].id[1:] if len(page) > limit else None)
 
@@ -238,8 +238,8 @@ async def timeline(
     space: str, request: Request, authorization: Authorization = None, after: After = None, limit: Limit = 100
 ) -> Page:
     """Events in order; what happened, and nothing else, made everything that is there."""
-    service, ref = _open(request, space, authorization)
-    page = list(islice(service.store.events(ref.stored, after=_number(after)), limit + 1))
+    service, ref = opened(request, space, authorization)
+    page = list(islice(service.store.events(ref.stored, after=number_of(after)), limit + 1))
     data = [EVENT.dump_python(event, mode="json") for event in page[:limit]]
     return Page(data=data, next=str(page[limit - 1].seq) if len(page) > limit else None)
 
@@ -249,7 +249,7 @@ async def graph(
     space: str, request: Request, authorization: Authorization = None, as_of_seq: AsOf = None
 ) -> Graph:
     """Nodes and links, as they were after an event if one is named."""
-    service, ref = _open(request, space, authorization)
+    service, ref = opened(request, space, authorization)
     found = await run_in_threadpool(lambda: list(_at(service, ref, as_of_seq)))
     links = [Edge(source=s, relation=r, target=t) for s, r, t in edges(iter(found))]
     return Graph(nodes=found, edges=links)
@@ -258,7 +258,7 @@ async def graph(
 @router.get("/{space}/export", summary="Everything, as JSON lines", response_class=StreamingResponse)
 async def export(space: str, request: Request, authorization: Authorization = None) -> StreamingResponse:
     """Requests with their raw results (base64), nodes, events, tasks."""
-    service, ref = _open(request, space, authorization)
+    service, ref = opened(request, space, authorization)
 
     def lines() -> Iterator[str]:
         for line in exported(service.store, ref.stored):
@@ -271,7 +271,7 @@ async def export(space: str, request: Request, authorization: Authorization = No
 @router.post("/{space}/verify", summary="Check every hash and link")
 async def verify(space: str, request: Request, authorization: Authorization = None) -> list[FaultInfo]:
     """Faults; none is the usual answer."""
-    service, ref = _open(request, space, authorization)
+    service, ref = opened(request, space, authorization)
     faults = await run_in_threadpool(service.store.verify, ref.stored)
     return [FaultInfo(subject=fault.subject, problem=fault.problem) for fault in faults]
 
@@ -320,7 +320,7 @@ async def erase_parts(
 # --- inside ---------------------------------------------------------------------------------------------------
 
 
-def _open(
+def opened(
     request: Request, space: str, authorization: str | None, scope: Scope = "read"
 ) -> tuple[Service, SpaceRef]:
     """The space, if the caller may read it and there is something in it."""
@@ -379,7 +379,8 @@ def _behind(found: Iterator[Node], after: str) -> Iterator[Node]:
     return found
 
 
-def _number(after: str | None) -> int:
+def number_of(after: str | None) -> int:
+    """The number behind which a page begins. Raises ApiError 400."""
     if after is None:
         return 0
     if not after.isdecimal():

@@ -98,6 +98,14 @@ READS = [
         "/graph?as_of_seq=3",
         "/export",
         "/shares",
+        "/moment",
+        "/moment?seq=2",
+        "/costs",
+        "/requests/r1/events",
+        "/evidence/t1/text",
+        "/evidence/t1/text?within=r1",
+        "/tasks",
+        "/tasks/x",
     )
 ]
 CHANGES: list[tuple[str, str, Any]] = [
