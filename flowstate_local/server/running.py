@@ -1,7 +1,9 @@
 """A server that runs: what watches it, and how it stops."""
 
+import asyncio
 import signal
 from collections.abc import Collection, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import FrameType
@@ -13,6 +15,9 @@ from flowstate_local.server.metrics import Metrics
 from flowstate_local.server.observe import EventLog, Observer, Observers
 from flowstate_local.server.service import Service
 from flowstate_local.server.tracing import Tracing, exporting
+
+COMMITTERS = 64
+"""Turns that may wait for the disk at once."""
 
 
 @dataclass(frozen=True)
@@ -58,6 +63,10 @@ async def run(
     service: Service, metrics: Metrics, host: str, port: int, *, origins: Collection[str] = ()
 ) -> None:
     """Serve until a signal; then let streams end, for a while."""
+    # By default there are six threads on two cores. Commits wait for the disk, not for a core, and those that wait
+    # together share one sync: the more may wait, the shorter it takes.
+    loop = asyncio.get_running_loop()
+    loop.set_default_executor(ThreadPoolExecutor(COMMITTERS, thread_name_prefix="commit"))
     config = uvicorn.Config(
         make_app(service, metrics, origins=origins),
         host=host,
