@@ -206,7 +206,7 @@ async def _tasks(store: Store, space: str) -> None:
 
 
 async def _record_large(store: Store, space: str) -> None:
-    """1,000 nodes in 125 requests; each rests on nodes of the requests before, and some follow one."""
+    """1,000 nodes in 125 requests; each rests on nodes of the requests before, and some replace one."""
 
     @tool(idempotent=True)
     def measure(number: int) -> str:
@@ -228,6 +228,8 @@ async def _record_large(store: Store, space: str) -> None:
         for request in range(N_LARGE // PER_REQUEST):
             first = request * PER_REQUEST + 1
             yield step(calls=[("measure", {"number": request})])
+            if first > 1:
+                yield step(focus=[f"n{first - 1}"])
             yield step(
                 delta=[_large_node(first + i, kinds[i], f"t{request + 1}") for i in range(PER_REQUEST)],
                 message="Measured.",
@@ -241,7 +243,7 @@ async def _record_large(store: Store, space: str) -> None:
 
 def _large_node(number: int, kind: str, evidence: str) -> dict[str, Any]:
     place = (number - 1) % PER_REQUEST
-    targets = {2: [("derives", number - 2)], 7: [("supports", number - 5), ("follows", number - 8)]}
+    targets = {2: [("derives", number - 2)], 7: [("supports", number - 5), ("supersedes", number - 8)]}
     refs = [(relation, target) for relation, target in targets.get(place, []) if target > 0]
     if place == 4 and number > 16:
         refs.append(("follows", number - 16))

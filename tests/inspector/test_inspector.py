@@ -8,7 +8,7 @@ from typing import Any
 
 import httpx
 import pytest
-from recorded_story import BINARY, FEE, N_LARGE, Recorded, recorded
+from recorded_story import BINARY, FEE, N_LARGE, Recorded
 
 pytest.importorskip("playwright.sync_api", reason="pip install playwright")
 from playwright.sync_api import Browser, Page, expect, sync_playwright
@@ -17,12 +17,6 @@ CHROMIUM = os.environ.get("FLOWSTATE_CHROMIUM") or shutil.which("chromium") or s
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium: apt-get install chromium")
 VIEWS = ("request", "graph", "tasks", "tokens")
 Open = Callable[..., Page]
-
-
-@pytest.fixture(scope="module")
-def memory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Recorded]:
-    with recorded(tmp_path_factory.mktemp("inspector")) as one:
-        yield one
 
 
 @pytest.fixture(scope="module")
@@ -289,6 +283,9 @@ def test_nothing_is_wider_than_the_window(open_page: Open, width: int) -> None:
         page = open_page(f"#/space/trip/{view}", viewport={"width": width, "height": 800})
         page.wait_for_timeout(200)
         assert page.evaluate("document.documentElement.scrollWidth") <= width, view
+    page = open_page("#/space/large/tokens", viewport={"width": width, "height": 800})
+    page.wait_for_selector(".bars")
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
 
 
 def test_a_wrong_key_and_what_is_not_ones_own_are_told(open_page: Open, memory: Recorded) -> None:

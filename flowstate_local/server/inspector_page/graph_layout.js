@@ -4,6 +4,8 @@ export const COLUMN = 210;
 export const ROW = 46;
 export const WIDTH = 168;
 export const HEIGHT = 34;
+/** Above each column, for the name of its request. */
+export const HEAD = 26;
 const ORDER = { preference: 0, knowledge: 1, attribute: 2, judgement: 3, artifact: 4 };
 
 /** Nodes with their places, the links between those that are shown, and what each node rests on. */
@@ -22,12 +24,27 @@ export function layout(graph, filter) {
   }
   const requests = [...columns.keys()].sort((a, b) => Number(a.slice(1)) - Number(b.slice(1)));
   const places = new Map();
+  const bands = bandsOf(requests, columns);
   requests.forEach((request, column) => {
     const inside = columns.get(request).sort((a, b) => ORDER[a.type] - ORDER[b.type]);
-    inside.forEach((node, row) => places.set(node.id, { node, x: column * COLUMN, y: row * ROW, column, row }));
+    const { x, y } = bands.start(column);
+    inside.forEach((node, row) => places.set(node.id, { node, x, y: y + row * ROW, column, row }));
   });
   const edges = graph.edges.filter((edge) => edge.relation !== "evidence" && places.has(edge.source) && places.has(edge.target));
-  return { nodes, edges, places, requests, columns, behind: chains(graph, byId), raw: rawOf(graph) };
+  return { nodes, edges, places, requests, columns, bands, behind: chains(graph, byId), raw: rawOf(graph) };
+}
+
+/** Many columns are laid in bands, one below the other like lines of a text, so that a window can hold them all. */
+function bandsOf(requests, columns) {
+  const rows = Math.max(1, ...requests.map((request) => columns.get(request).length));
+  const height = rows * ROW + HEAD + 14;
+  const many = requests.length;
+  const perBand = many <= 4 ? Math.max(1, many) : Math.max(4, Math.ceil(Math.sqrt((1.5 * many * height) / COLUMN)));
+  return {
+    width: Math.min(many, perBand) * COLUMN,
+    height: Math.ceil(many / perBand) * height,
+    start: (column) => ({ x: (column % perBand) * COLUMN, y: HEAD + Math.floor(column / perBand) * height }),
+  };
 }
 
 function holds(node, words) {

@@ -1,10 +1,10 @@
 // The canvas: draws what is in view, moves and zooms, and says which node is where.
 
-import { COLUMN, HEIGHT, ROW, WIDTH } from "./graph_layout.js";
+import { COLUMN, HEAD, HEIGHT, WIDTH } from "./graph_layout.js";
 
-const LABEL = 26;
+/** Below these scales words can't be read, then ids can't. */
 const FAR = 0.45;
-/** Below this scale words can't be read, so none are drawn. */
+const FARTHER = 0.19;
 const RELATIONS = { supports: "--c-green", derives: "--c-blue", follows: "--c-grey", supersedes: "--c-orange" };
 
 export class Picture {
@@ -42,17 +42,15 @@ export class Picture {
     return { width: this.canvas.clientWidth, height: this.canvas.clientHeight };
   }
 
-  /** Everything in view; but never so small that the newest can't be found: then the newest are. */
+  /** Everything in view. */
   fit() {
     if (!this.drawn?.requests.length) return;
     const { width, height } = this.size;
     if (!width) return;
-    const columns = this.drawn.requests.length;
-    const rows = Math.max(...[...this.drawn.columns.values()].map((nodes) => nodes.length));
-    const scale = Math.min(1.3, width / (columns * COLUMN + 40), height / (rows * ROW + LABEL + 40));
-    this.scale = Math.max(scale, 0.2);
-    this.x = scale < 0.2 ? columns * COLUMN - width / this.scale + 40 : -20;
-    this.y = -LABEL - 14;
+    const { bands } = this.drawn;
+    this.scale = Math.min(1.3, width / (bands.width + 30), height / (bands.height + 20));
+    this.x = -20;
+    this.y = -6;
     this.later();
   }
 
@@ -72,7 +70,7 @@ export class Picture {
     if (this.scale < FAR) this.scale = 0.8;
     const [left, top] = [(place.x - this.x) * this.scale, (place.y - this.y) * this.scale];
     if (left < 20 || left > width - WIDTH * this.scale - 20) this.x = place.x + WIDTH / 2 - width / 2 / this.scale;
-    if (top < LABEL + 10 || top > height - HEIGHT * this.scale - 10) this.y = place.y + HEIGHT / 2 - height / 2 / this.scale;
+    if (top < HEAD || top > height - HEIGHT * this.scale - 10) this.y = place.y + HEIGHT / 2 - height / 2 / this.scale;
     this.later();
   }
 
@@ -194,8 +192,16 @@ export class Picture {
       c.fillStyle = colour(TYPE_COLOURS[node.type] ?? "--c-grey");
       c.fillRect(x, y + 4, 5, HEIGHT - 8);
       if (this.scale >= FAR) this.drawWords(c, node, x, y, colour);
+      else if (this.scale >= FARTHER) this.drawId(c, node, x, y, colour);
       c.globalAlpha = 1;
     }
+  }
+
+  /** From afar: the id alone, as large as its box allows. */
+  drawId(c, node, x, y, colour) {
+    c.fillStyle = colour("--fg");
+    c.font = `600 ${Math.min(30, 9 / this.scale)}px ui-monospace, Menlo, Consolas, 'DejaVu Sans Mono', monospace`;
+    c.fillText(node.id, x + 14, y + HEIGHT / 2 + 1, WIDTH - 20);
   }
 
   drawWords(c, node, x, y, colour) {
@@ -216,19 +222,19 @@ export class Picture {
     if (node.old) c.fillRect(x + 12, y + 25, c.measureText(words).width, 1);
   }
 
-  /** The requests, always in view above their columns. */
+  /** The requests, above their columns; as many as there is room for. */
   drawHeads(c, drawn, colour, density) {
     c.setTransform(density, 0, 0, density, 0, 0);
-    c.fillStyle = colour("--sunk");
-    c.fillRect(0, 0, this.size.width, LABEL);
     c.fillStyle = colour("--dim");
     c.font = "12px ui-monospace, Menlo, Consolas, 'DejaVu Sans Mono', monospace";
-    let free = -Infinity;
+    let [free, line] = [-Infinity, null];
     drawn.requests.forEach((request, column) => {
-      const x = (column * COLUMN - this.x) * this.scale;
-      if (x < free || x > this.size.width) return;
-      c.fillText(request, x, LABEL / 2);
-      free = x + 44;
+      const start = drawn.bands.start(column);
+      const [x, y] = [(start.x - this.x) * this.scale, (start.y - this.y) * this.scale - 10];
+      if (start.y !== line) [free, line] = [-Infinity, start.y];
+      if (x < free || x > this.size.width || y < 0 || y > this.size.height) return;
+      c.fillText(request, x, y);
+      free = x + 8 * request.length + 8;
     });
   }
 }

@@ -51,7 +51,7 @@ function bars(space, costs, partsOf) {
   const most = Math.max(1, ...costs.map((one) => sum(partsOf(one), ([, tokens]) => tokens)));
   return h(
     "div",
-    { class: "bars", role: "list" },
+    { class: costs.length > 30 ? "bars many" : "bars", role: "list" },
     costs.map((one) => {
       const parts = partsOf(one).filter(([, tokens]) => tokens > 0);
       const all = sum(parts, ([, tokens]) => tokens);
