@@ -98,8 +98,9 @@ def serve(
                 _tell_key(tenants, console, anew=new_admin_key)
                 limits = Limits(max_running=max_running)
                 with Observed.by(otlp, toolbox.names) as observed:
-                    service = Service(engine, opened, tenants, toolbox, limits, observed.observer)
-                    console.print(f"[bold]http://{host}:{port}/v1[/] {engine.model}; memories in {folder}")
+                    named = "" if upstream else str(Path(model).resolve() if Path(model).is_dir() else model)
+                    service = Service(engine, opened, tenants, toolbox, limits, observed.observer, named)
+                    console.print(f"[bold]http://{host}:{port}/v1[/] {service.model}; memories in {folder}")
                     await run(service, observed.metrics, host, port, origins=origin or ())
 
         try:

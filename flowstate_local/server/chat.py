@@ -108,7 +108,7 @@ async def models(request: Request, authorization: Authorization = None) -> dict[
     """As OpenAI lists them."""
     service: Service = request.app.state.service
     service.caller(authorization, "read")
-    one = {"id": service.engine.model, "object": "model", "created": 0, "owned_by": "flowstate_local"}
+    one = {"id": service.model, "object": "model", "created": 0, "owned_by": "flowstate_local"}
     return {"object": "list", "data": [one]}
 
 
@@ -176,7 +176,7 @@ async def _answer(
             ),
         )
     )
-    head = {"id": f"chatcmpl-{time.time_ns():x}", "created": int(time.time()), "model": service.engine.model}
+    head = {"id": f"chatcmpl-{time.time_ns():x}", "created": int(time.time()), "model": service.model}
     if body.stream:
         return streamed(_events(work, stream, head, include_usage=body.stream_options.include_usage))
     result = await asyncio.shield(work)

@@ -351,7 +351,7 @@ def _shell(said: str, service: Service, at: int) -> dict[str, Any]:
         "incomplete_details": None,
         "instructions": None,
         "metadata": {},
-        "model": service.engine.model,
+        "model": service.model,
         "output": [],
         "parallel_tool_calls": False,
         "temperature": None,

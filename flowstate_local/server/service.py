@@ -1,6 +1,7 @@
 """What the routes call: one turn of a conversation in a space of a tenant."""
 
 import asyncio
+import os
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -63,6 +64,7 @@ class Service:
         toolbox: tools that the server runs.
         limits: what it takes on.
         observer: told of everything.
+        model: what clients see as its name; by default the engine's, without the folder where it lies.
     """
 
     engine: Engine
@@ -71,9 +73,12 @@ class Service:
     toolbox: Toolbox
     limits: Limits = Limits()
     observer: Observer = field(default_factory=Observer)
+    model: str = ""
     _working: set["asyncio.Future[RequestResult]"] = field(default_factory=set)
 
     def __post_init__(self) -> None:
+        name = self.model or self.engine.model
+        self.model = os.path.basename(name) if os.path.isabs(name) else name
         self.store = timed(self.store, self.observer.store)
         self.admission = Admission(self.limits, self.tenants, self.store, self.observer)
 
@@ -146,7 +151,7 @@ class Service:
         """
         with (
             logs.bound(space=space.stored),
-            self.observer.turn(space.stored, self.engine.model, how.sampling) as watch,
+            self.observer.turn(space.stored, self.model, how.sampling) as watch,
         ):
             async with self.admission.admitted(caller, space):
                 cause = how.cause

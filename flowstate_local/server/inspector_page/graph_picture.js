@@ -69,8 +69,8 @@ export class Picture {
     if (!place || !width) return;
     if (this.scale < FAR) this.scale = 0.8;
     const [left, top] = [(place.x - this.x) * this.scale, (place.y - this.y) * this.scale];
-    if (left < 20 || left > width - WIDTH * this.scale - 20) this.x = place.x + WIDTH / 2 - width / 2 / this.scale;
-    if (top < HEAD || top > height - HEIGHT * this.scale - 10) this.y = place.y + HEIGHT / 2 - height / 2 / this.scale;
+    if (left < 4 || left > width - WIDTH * this.scale - 4) this.x = place.x + WIDTH / 2 - width / 2 / this.scale;
+    if (top < 4 || top > height - HEIGHT * this.scale - 10) this.y = place.y + HEIGHT / 2 - height / 2 / this.scale;
     this.later();
   }
 
