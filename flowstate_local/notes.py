@@ -80,7 +80,7 @@ def add_note(
         store: the repositories.
         space: the memory; a new name begins a new one.
         note: what to remember.
-        writer: who adds it and how, such as "claude over MCP"; the index names it.
+        writer: who adds it and how, such as "planner over MCP"; the index names it.
         clock: seconds since the epoch.
 
     Raises:
