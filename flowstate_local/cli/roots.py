@@ -63,6 +63,10 @@ class EngineChoice:
     url: str | None = None
     profile: str = "guidance"
     window: int = 8_192
+    api_key: str | None = None
+    """Sent to a server that asks for one."""
+    tokenizer: str | None = None
+    """Folder or hub id with the tokenizer of a server's model, so that the server needn't be asked."""
 
 
 def data_home() -> Path:
@@ -192,7 +196,13 @@ async def _start(choice: EngineChoice, profile: Profile, folder: str | None) -> 
         if choice.url is None:
             raise UsageError("engine server needs --url", hint="For example --url http://localhost:8000")
         model = None if choice.model == DEFAULT_MODEL else choice.model
-        return await ServerEngine.connect(choice.url, model=model, profile=profile)
+        return await ServerEngine.connect(
+            choice.url,
+            model=model,
+            api_key=choice.api_key,
+            profile=profile,
+            tokenizer_folder=choice.tokenizer,
+        )
     assert folder is not None
     if choice.engine == "transformers":
         from flowstate_local.engines.transformers import TransformersEngine

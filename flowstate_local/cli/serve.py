@@ -51,6 +51,22 @@ def serve(
     upstream: Annotated[
         str | None, typer.Option("--upstream", help="A running vLLM server to use instead of starting one.")
     ] = None,
+    upstream_key: Annotated[
+        str | None,
+        typer.Option(
+            "--upstream-key",
+            envvar="FLOWSTATE_UPSTREAM_KEY",
+            help="The key that server asks for, if it does.",
+        ),
+    ] = None,
+    tokenizer: Annotated[
+        str | None,
+        typer.Option(
+            "--tokenizer",
+            help="Folder or hub id with its model's tokenizer. Without it each new text is sent there to be tokenised, "
+            "which holds up all turns for that moment.",
+        ),
+    ] = None,
     model: Model = DEFAULT_MODEL,
     profile: ProfileOption = "guidance",
     window: Window = 8_192,
@@ -88,7 +104,9 @@ def serve(
         console = Console(stderr=True, highlight=False)
         folder: Path = store or data_home()
         opened, tenants = open_store(folder), Tenants(tenants_file(folder))
-        choice = EngineChoice("server" if upstream else "vllm", model, upstream, profile, window)
+        choice = EngineChoice(
+            "server" if upstream else "vllm", model, upstream, profile, window, upstream_key, tokenizer
+        )
 
         async def work() -> None:
             async with (
