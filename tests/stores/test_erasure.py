@@ -281,11 +281,9 @@ async def test_a_changed_line_is_refused_or_harmless(data: st.DataObject) -> Non
         assert [f for f in target.verify("s") if "differs" not in f.problem] == []
 
 
-def test_the_erased_bytes_are_in_no_copy(tmp_path: Path) -> None:
-    import anyio
-
+async def test_the_erased_bytes_are_in_no_copy(tmp_path: Path) -> None:
     with LmdbStore.open(tmp_path / "store") as store:
-        anyio.run(write, store)
+        await write(store)
         word = b"SWORDFISH"
         store.backup(tmp_path / "before")
         assert word in (tmp_path / "before" / "data.mdb").read_bytes()
@@ -294,21 +292,19 @@ def test_the_erased_bytes_are_in_no_copy(tmp_path: Path) -> None:
         assert word not in (tmp_path / "after" / "data.mdb").read_bytes()
 
 
-def test_one_process_erases_and_another_writes_on(tmp_path: Path) -> None:
+async def test_one_process_erases_and_another_writes_on(tmp_path: Path) -> None:
     """A store remembers where its spaces stood; after somebody else's erasure that is not true any more."""
     import subprocess
     import sys
 
-    import anyio
-
     with LmdbStore.open(tmp_path / "store") as store:
-        anyio.run(write, store)
+        await write(store)
         code = (
             "import sys; from flowstate_local.stores.lmdb import LmdbStore\n"
             "with LmdbStore.open(sys.argv[1]) as store: store.erase_space('s')"
         )
         subprocess.run([sys.executable, "-c", code, str(tmp_path / "store")], check=True)
         assert store.head("s").seq == 0
-        anyio.run(write, store)
+        await write(store)
         assert store.spaces() == ["s"]
         assert store.verify("s") == []
