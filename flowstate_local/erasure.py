@@ -21,13 +21,12 @@ from flowstate_local.events import (
 )
 from flowstate_local.nodes import EvidenceId, IndexLine, Node, NodeId, RequestId
 from flowstate_local.repository import Reader, RequestRecord
-from flowstate_local.stores.base import Erasure, Head, Store, TaskQuery, digest
+from flowstate_local.stores.base import EMPTY, Erasure, Head, Store, TaskQuery
 from flowstate_local.task_events import digests_of
 
 ERASED = "[erased]"
 ATTEMPTS = 5
 _DIGEST = re.compile(r"[0-9a-f]{64}")
-_EMPTY = digest(b"")
 
 
 @dataclass(frozen=True)
@@ -178,7 +177,7 @@ class _Work:
     def _blobs_gone(self) -> set[str]:
         """Raw bytes that only erased results name."""
         gone: set[str] = set()
-        kept: set[str] = {_EMPTY}
+        kept: set[str] = {EMPTY}
         for event in self.store.events(self.space, upto=self.head.seq):
             if isinstance(event, ToolFinished):
                 (gone if event.evidence in self.evidence else kept).add(event.digest)
@@ -234,7 +233,7 @@ class _Work:
             return event.model_copy(update={"arguments": {}})
         if isinstance(event, ToolFinished) and event.evidence in self.evidence:
             failure = event.failure and event.failure.model_copy(update={"message": ERASED})
-            empty = {"digest": _EMPTY, "size_bytes": 0, "size_chars": 0, "failure": failure}
+            empty = {"digest": EMPTY, "size_bytes": 0, "size_chars": 0, "failure": failure}
             return event.model_copy(update=empty)
         if isinstance(event, RequestFinished):
             evidence = tuple(one for one in event.evidence if one not in self.evidence)

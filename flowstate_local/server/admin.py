@@ -7,7 +7,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from flowstate_local.server.api_errors import ApiError
 from flowstate_local.server.chat import Authorization
-from flowstate_local.server.memory import open_space
+from flowstate_local.server.memory import own_space
 from flowstate_local.server.service import Service
 from flowstate_local.server.spaces import SpaceRef
 from flowstate_local.server.tenants import Caller, KeyInfo, Quota, Scope, Tenant
@@ -274,12 +274,7 @@ def _operator(request: Request, authorization: str | None) -> Service:
 def _own_space(space: str, request: Request, authorization: str | None) -> tuple[Service, SpaceRef]:
     """A space that the caller owns: what is shared with it, it can't share on."""
     service, caller = _admin(request, authorization)
-    ref = open_space(service, caller, space, write=True)
-    if ref.owner.id != caller.tenant.id:
-        raise ApiError(
-            403, "only its owner shares a space", type="permission_error", code="insufficient_scope"
-        )
-    return service, ref
+    return service, own_space(service, caller, space, "shares", write=True)
 
 
 def _tenant(service: Service, tenant_id: str) -> Tenant:

@@ -72,13 +72,22 @@ class ChatRequest(Lenient):
     @property
     def sampling(self) -> Sampling:
         """Decoding parameters, the paper's where the client says nothing."""
-        preset = Sampling()
-        return Sampling(
-            temperature=preset.temperature if self.temperature is None else self.temperature,
-            top_p=preset.top_p if self.top_p is None else self.top_p,
-            max_tokens=self.max_completion_tokens or self.max_tokens or preset.max_tokens,
-            seed=self.seed,
+        return sampling_of(
+            self.temperature, self.top_p, self.max_completion_tokens or self.max_tokens, self.seed
         )
+
+
+def sampling_of(
+    temperature: float | None, top_p: float | None, max_tokens: int | None, seed: int | None = None
+) -> Sampling:
+    """Decoding parameters, the paper's where the client says nothing."""
+    preset = Sampling()
+    return Sampling(
+        temperature=preset.temperature if temperature is None else temperature,
+        top_p=preset.top_p if top_p is None else top_p,
+        max_tokens=max_tokens or preset.max_tokens,
+        seed=seed,
+    )
 
 
 SpaceHeader = Annotated[str | None, Header(alias="X-FlowState-Space", description="The memory to use.")]

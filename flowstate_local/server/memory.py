@@ -341,12 +341,17 @@ def _own(request: Request, space: str, authorization: str | None) -> tuple[Servi
     """A space that the caller may erase."""
     service: Service = request.app.state.service
     caller = service.caller(authorization, "admin")
-    ref = open_space(service, caller, space, write=False)
+    return service, caller, own_space(service, caller, space, "erases", write=False)
+
+
+def own_space(service: Service, caller: Caller, name: str, verb: str, *, write: bool) -> SpaceRef:
+    """A space of the caller's own, for what only its owner does. Raises ApiError 403, 404."""
+    ref = open_space(service, caller, name, write=write)
     if ref.owner.id != caller.tenant.id:
         raise ApiError(
-            403, "only its owner erases a space", type="permission_error", code="insufficient_scope"
+            403, f"only its owner {verb} a space", type="permission_error", code="insufficient_scope"
         )
-    return service, caller, ref
+    return ref
 
 
 def _info(service: Service, ref: SpaceRef) -> SpaceInfo:

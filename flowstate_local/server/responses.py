@@ -27,6 +27,7 @@ from flowstate_local.server.chat import (
     Lenient,
     SpaceHeader,
     external_tools,
+    sampling_of,
     streamed,
 )
 from flowstate_local.server.conversation import Turn, call_id, read_call_id, read_turn
@@ -67,12 +68,7 @@ class ResponseRequest(Lenient):
     @property
     def sampling(self) -> Sampling:
         """Decoding parameters, the paper's where the client says nothing."""
-        preset = Sampling()
-        return Sampling(
-            temperature=preset.temperature if self.temperature is None else self.temperature,
-            top_p=preset.top_p if self.top_p is None else self.top_p,
-            max_tokens=self.max_output_tokens or preset.max_tokens,
-        )
+        return sampling_of(self.temperature, self.top_p, self.max_output_tokens)
 
     @property
     def space(self) -> str | None:

@@ -13,12 +13,11 @@ DEFAULT_SPACE = "default"
 
 @dataclass(frozen=True)
 class SpaceRef:
-    """A space as its caller may use it."""
+    """A space that its caller may use."""
 
     owner: Tenant
     name: str
     """As the owner calls it."""
-    may_write: bool
 
     @property
     def stored(self) -> str:
@@ -40,9 +39,9 @@ def find_space(tenants: Tenants, caller: Caller, name: str, *, write: bool) -> S
         shared = tenants.shared_with(caller.tenant, owner, rest)
         if shared is None or (write and not shared[1]):
             raise unknown_space(name)
-        return SpaceRef(shared[0], rest, shared[1])
+        return SpaceRef(shared[0], rest)
     check_space_name(name)
-    ref = SpaceRef(caller.tenant, name, may_write=True)
+    ref = SpaceRef(caller.tenant, name)
     if len(ref.stored.encode()) > MAX_SPACE_BYTES:
         most = MAX_SPACE_BYTES - len(f"{caller.tenant.id}{JOIN}")
         raise ApiError(400, f"the name of a space may have {most} bytes", code="bad_space_name")
@@ -52,11 +51,7 @@ def find_space(tenants: Tenants, caller: Caller, name: str, *, write: bool) -> S
 def spaces_of(store: Store, tenant: Tenant) -> list[SpaceRef]:
     """All spaces that a tenant owns, by name."""
     prefix = f"{tenant.id}{JOIN}"
-    return [
-        SpaceRef(tenant, name.removeprefix(prefix), may_write=True)
-        for name in store.spaces()
-        if name.startswith(prefix)
-    ]
+    return [SpaceRef(tenant, name.removeprefix(prefix)) for name in store.spaces() if name.startswith(prefix)]
 
 
 def unknown_space(name: str) -> ApiError:

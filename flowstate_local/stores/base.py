@@ -51,6 +51,10 @@ def digest(raw: bytes) -> str:
     return hashlib.sha256(raw).hexdigest()
 
 
+EMPTY = digest(b"")
+"""The raw result that tombstones name."""
+
+
 @dataclass(frozen=True)
 class Head:
     """Where a space stands. An unknown space has the default head."""

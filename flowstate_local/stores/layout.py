@@ -19,7 +19,7 @@ from flowstate_local.events import Event
 from flowstate_local.nodes import IndexLine, Node, RequestId
 from flowstate_local.repository import EvidenceRecord, RequestRecord
 from flowstate_local.stores import codec, rules
-from flowstate_local.stores.base import Erasure, Head
+from flowstate_local.stores.base import EMPTY, Erasure, Head
 
 TABLES = (
     "meta",
@@ -159,7 +159,7 @@ def erasure_puts(prefix: bytes, erasure: Erasure) -> list[Put]:
         puts += line_puts(prefix, request, lines)
     puts += [Put("evidence", prefix + u64(int(one[1:])), None) for one in erasure.evidence]
     puts += [Put("blobs", prefix + bytes.fromhex(key), None) for key in erasure.blobs]
-    return [*puts, Put("blobs", prefix + bytes.fromhex(rules.EMPTY), codec.pack(b""))]
+    return [*puts, Put("blobs", prefix + bytes.fromhex(EMPTY), codec.pack(b""))]
 
 
 def line_puts(prefix: bytes, request: RequestId, lines: Sequence[IndexLine]) -> list[Put]:

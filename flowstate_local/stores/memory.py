@@ -15,6 +15,7 @@ from flowstate_local.nodes import EvidenceId, IndexLine, Node, NodeId, RequestId
 from flowstate_local.repository import EvidenceRecord, Reader, RequestRecord
 from flowstate_local.stores import codec, rules, task_rules, verification
 from flowstate_local.stores.base import (
+    EMPTY,
     Erasure,
     Fault,
     FinishedRequest,
@@ -215,7 +216,7 @@ class MemoryStore:
                 current.records.pop(evidence, None)
             for key in erasure.blobs:
                 current.blobs.pop(key, None)
-            current.blobs[rules.EMPTY] = b""
+            current.blobs[EMPTY] = b""
 
     def erase_space(self, space: str) -> bool:
         """See `Store.erase_space`."""

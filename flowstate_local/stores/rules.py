@@ -154,10 +154,6 @@ def check_erasure(view: View, space: str, erasure: Erasure, *, expected_seq: int
         raise UsageError(f"nothing is there to be erased: {', '.join(strangers)}")
 
 
-EMPTY = digest(b"")
-"""The raw result that tombstones name."""
-
-
 def _check_seq(space: str, head: Head, expected_seq: int) -> None:
     if head.seq != expected_seq:
         raise ConflictError(f"the log of space {space!r} ends at seq {head.seq}, not {expected_seq}")
