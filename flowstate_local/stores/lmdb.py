@@ -1,32 +1,22 @@
 """The store on disk: many spaces in one LMDB environment, every commit synced before it is reported.
 
-The only importer of lmdb. Keys are eight bytes of space number and then big-endian numbers or ids; values are
+Keys are eight bytes of space number and then big-endian numbers or ids; values are
 the envelopes of `codec`. Raw results lie in `blobs`, under their space and SHA-256: once in each space that has them,
 so that no space can read another's, or find out by its own that it is there.
 
 Local disks only: LMDB's locks don't work on network file systems.
 """
 
-import errno
 import os
 import shutil
-import subprocess
-import sys
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias, cast
-
-import lmdb
+from typing import Any, cast
 
 from flowstate_local.errors import (
     CorruptValue,
-    FlowStateError,
     StoreError,
-    StoreFull,
-    UnknownVersion,
     UsageError,
 )
 from flowstate_local.events import Event
@@ -54,51 +44,29 @@ from flowstate_local.stores.base import (
     check_task_id,
     digest,
 )
-from flowstate_local.stores.gate import Gate
-from flowstate_local.stores.group_commit import GroupCommit, Member
+from flowstate_local.stores.lmdb_environment import (
+    Environment,
+    Place,
+    Plan,
+    Txn,
+    disk_error,
+    open_environment,
+    release,
+)
 from flowstate_local.task_events import TaskEvent, TaskId, TaskRecord
 
-SCHEMA_VERSION = 3
-"""Of the tables and keys; values carry their own."""
 DEFAULT_MAP_SIZE = 64 * 2**30
 """Bytes of address space, not of disk."""
 _BATCH_RECORDS = 256
 _BATCH_BYTES = 2**20
-_DATA_FILE = "data.mdb"
-_MAX_PLACES = 4096
 LAST_KEY = b"\xff" * 400
 """Behind the prefix of a space: no key is as high."""
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-
-Txn: TypeAlias = Any
-"""A transaction of py-lmdb, which has no types."""
-
-
-Plan: TypeAlias = Callable[[Txn], tuple[Any, list[layout.Put]]]
-"""What a commit returns to its caller, and what it writes."""
-
-
-class _Place(NamedTuple):
-    """Where a space stood after a commit of this process. It stands there yet if its log ends at the same key."""
-
-    prefix: bytes
-    last_key: bytes
-    head: Head
-
-
-@dataclass
-class _Commit(Member[Any]):
-    """One caller's part of a group commit."""
-
-    plan: Plan
-    """Reads and checks only, so that a refusal leaves nothing behind in the shared transaction."""
-    size_bytes: int = 0
 
 
 class LmdbStore:
     """Implements `stores.base.Store`. Safe to use from several threads and several processes, not across fork."""
 
-    def __init__(self, environment: "_Environment", *, readonly: bool) -> None:
+    def __init__(self, environment: "Environment", *, readonly: bool) -> None:
         """Use `open`."""
         self._env = environment
         self._readonly = readonly
@@ -127,7 +95,7 @@ class LmdbStore:
             StoreError: the folder can't be used, or holds something else.
         """
         folder = Path(path)
-        environment = _open_environment(folder, map_size, create=create and not readonly, readonly=readonly)
+        environment = open_environment(folder, map_size, create=create and not readonly, readonly=readonly)
         return cls(environment, readonly=readonly)
 
     def __enter__(self) -> "LmdbStore":
@@ -167,15 +135,15 @@ class LmdbStore:
         packed_blobs = {key: codec.pack(raw) for key, raw in blobs.items()}
         known = self._env.places.get(space)
 
-        def plan(txn: Txn) -> tuple[_Place, list[layout.Put]]:
+        def plan(txn: Txn) -> tuple[Place, list[layout.Put]]:
             view = _View(self._env, txn, space, known)
             head = rules.plan_append(view, space, events, blobs, expected_seq=expected_seq)
             prefix, puts = view.prefix_or_new()
             last = batch.put(prefix, head)
             puts = [*puts, *view.blob_puts(prefix, packed_blobs), last] if events else []
-            return _Place(prefix, last.key, head), puts
+            return Place(prefix, last.key, head), puts
 
-        place: _Place = self._commit(plan)
+        place: Place = self._commit(plan)
         if events:
             self._env.remember(space, place)
         return place.head
@@ -188,7 +156,7 @@ class LmdbStore:
         packed_blobs = {key: codec.pack(raw) for key, raw in done.blobs.items()}
         known = self._env.places.get(space)
 
-        def plan(txn: Txn) -> tuple[_Place, list[layout.Put]]:
+        def plan(txn: Txn) -> tuple[Place, list[layout.Put]]:
             view = _View(self._env, txn, space, known)
             end = rules.plan_persist(
                 view, space, done, expected_version=expected_version, expected_seq=expected_seq
@@ -196,9 +164,9 @@ class LmdbStore:
             prefix, puts = view.prefix_or_new()
             puts += view.blob_puts(prefix, packed_blobs)
             last = batch.put(prefix, end.head)
-            return _Place(prefix, last.key, end.head), [*puts, last, *layout.request_puts(prefix, end)]
+            return Place(prefix, last.key, end.head), [*puts, last, *layout.request_puts(prefix, end)]
 
-        place: _Place = self._commit(plan)
+        place: Place = self._commit(plan)
         self._env.remember(space, place)
         return place.head
 
@@ -268,10 +236,10 @@ class LmdbStore:
         """See `Store.close`. The environment closes with the last store of this process that uses it."""
         if not self._closed:
             self._closed = True
-            _release(self._env)
+            release(self._env)
 
     def size_bytes(self) -> int:
-        """Size of the data file, free pages included."""
+        """Size of the data file, free pages and the room behind them included."""
         self._check_open()
         return self._env.data_file.stat().st_size
 
@@ -292,7 +260,7 @@ class LmdbStore:
             self._env.copy(partial)
             partial.rename(target)
         except OSError as error:
-            raise _disk_error(error.errno, f"can't copy the store to {target}: {error}", target) from error
+            raise disk_error(error.errno, f"can't copy the store to {target}: {error}", target) from error
         finally:
             shutil.rmtree(partial, ignore_errors=True)
 
@@ -572,9 +540,7 @@ class _SpaceReader:
 class _View:
     """One space in one transaction; implements `rules.View`."""
 
-    def __init__(
-        self, environment: "_Environment", txn: Txn, space: str, known: _Place | None = None
-    ) -> None:
+    def __init__(self, environment: "Environment", txn: Txn, space: str, known: Place | None = None) -> None:
         self._tables = environment.tables
         self._txn = txn
         self._name = space.encode()
@@ -692,375 +658,6 @@ class _View:
             for raw_key, body in keys.items()
             if self._txn.get(prefix + raw_key, db=self._tables["blobs"]) is None
         ]
-
-
-# One environment per process and file
-
-
-@dataclass
-class _Environment:
-    """An open LMDB environment: transactions, growing, and group commit."""
-
-    lmdb_env: Any
-    folder: Path
-    readonly: bool
-    tables: dict[str, Any] = field(default_factory=dict)
-    n_users: int = 0
-    pid: int = field(default_factory=os.getpid)
-    places: dict[str, _Place] = field(default_factory=dict)
-    """By space. What was committed only: its number and the head of a log that ends at some key never change."""
-
-    def __post_init__(self) -> None:
-        self._gate = Gate()
-        self._group = GroupCommit(self._write)
-
-    @property
-    def data_file(self) -> Path:
-        return self.folder / _DATA_FILE
-
-    def check_process(self) -> None:
-        """Raise UsageError in a child: the locks and reader slots of LMDB belong to the process that opened it."""
-        if os.getpid() != self.pid:
-            raise UsageError(
-                f"the store in {self.folder} was opened by process {self.pid} before it forked",
-                hint="Open stores after the fork, or start processes with the 'spawn' method.",
-            )
-
-    def remember(self, space: str, place: _Place) -> None:
-        """So that the next commit of the space needn't read its head."""
-        if len(self.places) >= _MAX_PLACES:
-            self.places.clear()
-        self.places[space] = place
-
-    @contextmanager
-    def reading(self) -> Iterator[Txn]:
-        """A read transaction. Never yield to a caller inside: an open reader keeps LMDB from reusing pages."""
-        with _translated(self.folder), self._transaction(write=False) as txn:
-            yield txn
-
-    @contextmanager
-    def _transaction(self, *, write: bool) -> Iterator[Txn]:
-        self.check_process()
-        txn = self._begin(write)
-        try:
-            yield txn
-        finally:
-            txn.abort()  # no effect after a commit
-            self._gate.leave()
-
-    def _begin(self, write: bool) -> Txn:
-        try:
-            return self._enter(write)
-        except lmdb.MapResizedError:
-            # Another process has grown the map; 0 adopts its size.
-            with self._gate.alone():
-                self.lmdb_env.set_mapsize(0)
-        except lmdb.ReadersFullError:
-            # Killed readers keep their slots until somebody looks.
-            self.lmdb_env.reader_check()
-        return self._enter(write)
-
-    def _enter(self, write: bool) -> Txn:
-        self._gate.enter()
-        try:
-            return self.lmdb_env.begin(write=write)
-        except BaseException:
-            self._gate.leave()
-            raise
-
-    def copy(self, folder: Path) -> None:
-        """Write a compacted copy of the data file into an empty folder."""
-        with _translated(folder), self._transaction(write=False) as txn:
-            self.lmdb_env.copy(str(folder), compact=True, txn=txn)
-            (folder / _DATA_FILE).chmod(0o600)
-
-    def close(self) -> None:
-        """Wait for the transactions that run, and close."""
-        with self._gate.alone():
-            self.lmdb_env.close()
-
-    def commit(self, plan: Plan) -> Any:
-        """Commit with all that wait at the same time: one transaction, one sync; each fails for itself."""
-        self.check_process()
-        return self._group.commit(_Commit(plan))
-
-    def _write(self, group: Sequence[_Commit]) -> None:
-        with _translated(self.folder):
-            self._transact_or_grow(group)
-
-    def _transact_or_grow(self, group: Sequence[_Commit]) -> None:
-        try:
-            self._transact(group)
-        except lmdb.MapFullError:
-            self._grow(sum(member.size_bytes for member in group))
-            self._transact(group)
-
-    def _transact(self, group: Sequence[_Commit]) -> None:
-        with self._transaction(write=True) as txn:
-            for member in group:
-                self._apply(txn, member)
-            txn.commit()
-
-    def _apply(self, txn: Txn, member: _Commit) -> None:
-        member.result, member.error = None, None
-        try:
-            head, puts = member.plan(txn)
-        except FlowStateError as error:
-            member.error = error
-            return
-        member.size_bytes = sum(put.size_bytes for put in puts)
-        for put in puts:
-            table = self.tables[put.table]
-            if put.packed is None:
-                txn.delete(put.key, db=table)
-                continue
-            value = codec.seal(put.table, put.key, put.packed)
-            # What goes to the end of a table leaves full pages behind it; elsewhere they are split in halves.
-            if not txn.put(put.key, value, db=table, append=True):
-                txn.put(put.key, value, db=table)
-        member.result = head
-
-    def _grow(self, size_bytes: int) -> None:
-        """Make room for twice what is there, and for a commit of this size with the pages it touches."""
-        with self._gate.alone():
-            now = self.lmdb_env.info()["map_size"]
-            try:
-                self.lmdb_env.set_mapsize(max(2 * now, now + 4 * size_bytes + 2**20))
-            except (lmdb.Error, OverflowError) as error:
-                raise StoreFull(
-                    f"the map of {self.folder} has {now} bytes and can't grow: {error}; nothing was written"
-                ) from error
-
-
-_environments: dict[tuple[int, int], _Environment] = {}
-"""By device and inode of the data file: LMDB allows one environment per file and process."""
-_environments_lock = threading.Lock()
-
-
-def _renew_lock() -> None:
-    """In a forked child the lock may be held by a thread that isn't there."""
-    global _environments_lock
-    _environments_lock = threading.Lock()
-
-
-os.register_at_fork(after_in_child=_renew_lock)
-
-
-def _open_environment(folder: Path, map_size: int, *, create: bool, readonly: bool) -> _Environment:
-    _check_folder(folder, create)
-    with _environments_lock, _translated(folder):
-        environment = _environments.get(_identity(folder))
-        if environment is None:
-            environment = _new_environment(folder, map_size, readonly)
-            _environments[_identity(folder)] = environment
-        environment.check_process()
-        if environment.readonly and not readonly:
-            raise UsageError(
-                f"the store in {folder} is open read-only in this process",
-                hint="Close it first, or open it for writing from the start.",
-            )
-        environment.n_users += 1
-        return environment
-
-
-def _release(environment: _Environment) -> None:
-    environment.check_process()
-    with _environments_lock:
-        environment.n_users -= 1
-        if environment.n_users == 0:
-            for identity in [key for key, value in _environments.items() if value is environment]:
-                del _environments[identity]
-            environment.close()
-
-
-def _identity(folder: Path) -> tuple[int, int]:
-    with suppress(FileNotFoundError):
-        status = (folder / _DATA_FILE).stat()
-        return status.st_dev, status.st_ino
-    return 0, 0
-
-
-def _check_folder(folder: Path, create: bool) -> None:
-    try:
-        if folder.exists() and not folder.is_dir():
-            raise UsageError(
-                f"{folder} is not a folder", hint="Name a folder; the store puts its files inside."
-            )
-        if create:
-            # Memory is private: only its owner may look.
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        elif not (folder / _DATA_FILE).exists():
-            raise UsageError(
-                f"there is no store in {folder}", hint="Check the path, or open with create=True."
-            )
-    except OSError as error:
-        raise _disk_error(error.errno, f"can't use {folder}: {error.strerror}", folder) from error
-
-
-def _new_environment(folder: Path, map_size: int, readonly: bool) -> _Environment:
-    lmdb_env = lmdb.open(
-        str(folder),
-        lib_version=0,  # data that other programs read, too: the format of LMDB 0.9
-        map_size=map_size,
-        max_dbs=24,
-        max_readers=2048,
-        mode=0o600,
-        readonly=readonly,
-        sync=True,
-        metasync=True,
-        writemap=False,
-    )
-    try:
-        lmdb_env.reader_check()
-        _restore_length(lmdb_env, folder / _DATA_FILE)
-        environment = _Environment(lmdb_env, folder.resolve(), readonly)
-        is_new = _check_schema(lmdb_env, folder)
-        if is_new and readonly:
-            raise UsageError(
-                f"there is no store in {folder}", hint="Check the path, or open with create=True."
-            )
-        environment.tables = _open_tables(lmdb_env, readonly)
-    except BaseException:
-        lmdb_env.close()
-        raise
-    return environment
-
-
-def _check_schema(lmdb_env: Any, folder: Path) -> bool:
-    """Is the file new? Reads only, so that a store of a newer release stays as it is."""
-    with lmdb_env.begin() as txn:
-        names = [bytes(key) for key in txn.cursor().iternext(keys=True, values=False)]
-        if not names:
-            return True
-    if b"meta" not in names:
-        raise _foreign(folder)
-    # Not within the transaction: a handle opened in a read transaction is lost at its end.
-    meta = lmdb_env.open_db(b"meta", create=False)
-    with lmdb_env.begin() as txn:
-        value = txn.get(b"schema_version", db=meta)
-    if value is None:
-        raise _foreign(folder)
-    version = int(codec.unseal("meta", b"schema_version", value, "schema version of the store"))
-    if version > SCHEMA_VERSION:
-        raise UnknownVersion(
-            f"the store in {folder} has schema version {version}; this release knows up to {SCHEMA_VERSION}"
-        )
-    if version < SCHEMA_VERSION:
-        raise StoreError(
-            f"the store in {folder} was made by a version that was never released (schema version {version})",
-            hint="Export it with that version (`flowstate memory export`), and begin a new store.",
-        )
-    return False
-
-
-def _foreign(folder: Path) -> StoreError:
-    return StoreError(
-        f"{folder / _DATA_FILE} belongs to another program",
-        hint="Name another folder; nothing was changed in this one.",
-    )
-
-
-def _open_tables(lmdb_env: Any, readonly: bool) -> dict[str, Any]:
-    if readonly:
-        return {name: lmdb_env.open_db(name.encode(), create=False) for name in layout.TABLES}
-    with lmdb_env.begin(write=True) as txn:
-        tables = {name: lmdb_env.open_db(name.encode(), txn=txn) for name in layout.TABLES}
-        version = codec.seal("meta", b"schema_version", codec.pack(str(SCHEMA_VERSION).encode()))
-        txn.put(b"schema_version", version, db=tables["meta"])
-    return tables
-
-
-def _restore_length(lmdb_env: Any, data_file: Path) -> None:
-    """Give a data file that is shorter than it says its length back, if only free pages are missing.
-
-    LMDB doesn't write free pages at the end, so whole files can be short. But if pages in use were lost, reading them
-    kills the process (SIGBUS), and so do the zeros that would take their place (LMDB's own assertions).
-    """
-    needed = (lmdb_env.info()["last_pgno"] + 1) * lmdb_env.stat()["psize"]
-    if data_file.stat().st_size >= needed:
-        return
-    if not _readable_by_another(data_file):
-        raise CorruptValue(
-            f"{data_file} has lost its end, which should be at byte {needed}",
-            hint="Restore it from a backup; nothing was changed.",
-        )
-    try:
-        file = os.open(data_file, os.O_RDWR)
-        try:
-            # Unlike truncate, this can't cut off what another process appends at this moment.
-            os.posix_fallocate(file, needed - 1, 1)
-        finally:
-            os.close(file)
-    except OSError as error:
-        raise CorruptValue(
-            f"{data_file} ends before byte {needed}, and can't be extended: {error}"
-        ) from error
-
-
-_READ_ALL = """
-import os, sys, lmdb
-env = lmdb.open(sys.argv[1], readonly=True, lock=os.access(sys.argv[1], os.W_OK), max_dbs=64, lib_version=0)
-with env.begin(buffers=True) as txn:
-    names = [bytes(name) for name in txn.cursor().iternext(values=False)]
-tables = [env.open_db(name, create=False) for name in names]
-with env.begin(buffers=True) as txn:
-    for table in tables:
-        for _, value in txn.cursor(table):
-            bytes(value[-1:])
-"""
-"""Touches every page in use: all keys, and the last page of each value. Run by a process of its own."""
-
-
-def _readable_by_another(data_file: Path) -> bool:
-    """Does a process that reads everything survive?"""
-    command = [sys.executable, "-c", _READ_ALL, str(data_file.parent)]
-    return subprocess.run(command, capture_output=True, check=False).returncode == 0
-
-
-# Foreign errors become ours
-
-
-@contextmanager
-def _translated(folder: Path) -> Iterator[None]:
-    try:
-        yield
-    except lmdb.MapFullError as error:
-        raise StoreFull(f"the commit did not fit into the map of {folder}; nothing was written") from error
-    except (lmdb.InvalidError, lmdb.IncompatibleError) as error:
-        raise StoreError(
-            f"{folder / _DATA_FILE} is not a store: {error}",
-            hint="Name another folder, or restore this one from a backup.",
-        ) from error
-    except lmdb.VersionMismatchError as error:
-        raise UnknownVersion(f"{folder / _DATA_FILE} has another LMDB format: {error}") from error
-    except (lmdb.CorruptedError, lmdb.PageNotFoundError, lmdb.PanicError) as error:
-        raise CorruptValue(f"{folder / _DATA_FILE} is damaged: {error}") from error
-    except lmdb.ReadersFullError as error:
-        raise StoreError(f"too many processes read {folder}", hint="Close some of them.") from error
-    except lmdb.DiskError as error:
-        raise _disk_error(errno.ENOSPC, str(error), folder) from error
-    except lmdb.Error as error:
-        raise _disk_error(getattr(error, "code", None), str(error), folder) from error
-
-
-def _disk_error(code: int | None, message: str, folder: Path) -> FlowStateError:
-    if code in _FULL or (code == errno.EIO and _is_full(folder)):
-        return StoreFull(f"{message}; nothing was written")
-    if "already open in this process" in message:
-        return UsageError(
-            f"the store in {folder} was opened before this process was forked",
-            hint="Open stores after the fork, or start processes with the 'spawn' method.",
-        )
-    if code in (errno.EACCES, errno.EPERM, errno.EROFS):
-        return StoreError(message, hint="Name a folder that you may write, or change its permissions.")
-    return StoreError(message, hint="Check the folder and its disk; stores need a local file system.")
-
-
-def _is_full(folder: Path) -> bool:
-    """LMDB reports a write that was cut short as an I/O error; on a full disk that is what happens first."""
-    with suppress(OSError):
-        return shutil.disk_usage(folder).free < _BATCH_BYTES
-    return False
 
 
 def _batch(cursor: Any, start: bytes, prefix: bytes) -> tuple[list[tuple[bytes, bytes]], bool]:

@@ -409,8 +409,8 @@ def test_a_file_that_lost_its_end_is_reported_not_fatal(path: Path, left: float,
     with LmdbStore.open(path) as store:
         for number in range(1, 40):
             write_request(store, "s", number, raw=os.urandom(20_000))
-        size_bytes = store.size_bytes()
-    os.truncate(path / "data.mdb", int(size_bytes * left))
+        used_bytes = store._env.used_bytes()
+    os.truncate(path / "data.mdb", int(used_bytes * left))
     code = textwrap.dedent(f"""
         from flowstate_local.errors import StoreError
         from flowstate_local.stores.lmdb import LmdbStore
@@ -460,7 +460,7 @@ def test_a_disk_without_room_is_store_full_and_nothing_is_written(path: Path) ->
         sys.path.insert(0, {str(Path(__file__).parent)!r})
         from written_space import started, tool_finished
         store = LmdbStore.open({str(path)!r})
-        resource.setrlimit(resource.RLIMIT_FSIZE, (store.size_bytes(), resource.RLIM_INFINITY))
+        resource.setrlimit(resource.RLIMIT_FSIZE, (store._env.used_bytes(), resource.RLIM_INFINITY))
         raw = os.urandom(1_000_000)
         event = tool_finished("t2", raw, 2)
         write = lambda: store.append("s", [started(2), event], {{event.digest: raw}}, expected_seq={head.seq})
